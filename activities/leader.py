@@ -29,6 +29,7 @@ class Leader(IntEnum):
     NOTIFYING = 0x6D697A7A656E07
     ALERTING = 0x6D697A7A656E08
     REPORTING = 0x6D697A7A656E09
+    PLANNING_POOLS = 0x6D697A7A656E0A
 
 
 def claim(engine: Engine, lock: int, leader: Connection | None) -> Connection | None:

@@ -17,6 +17,7 @@ from temporalio.worker import PollerBehaviorSimpleMaximum, UnsandboxedWorkflowRu
 
 from activities.capacity.instances import InstanceActivities
 from activities.capacity.keeper import PoolKeeper
+from activities.capacity.pool_plans import PoolPlanner
 from activities.data.buckets import BucketCheck
 from activities.data.copies import CopyActivities
 from activities.data.moves import MoveActivities
@@ -226,6 +227,7 @@ async def run_worker(settings: Settings, roles: Sequence[str], regions: Sequence
                 ProgressReader(engine, settings, client).run(),
                 Credits(engine, settings).run(),
                 PoolKeeper(engine, settings, client, providers).run(),
+                PoolPlanner(engine, settings.capacity).run(),
                 ReadinessReader(engine, settings, client).run(),
                 Pacer(engine, settings, client).run(),
                 Notifier(engine, settings).run(),

@@ -154,7 +154,7 @@ def _link(path: str) -> str:
 
 def _is_below(path: str, folders: Iterable[str]) -> bool:
     """Whether `path` is one of `folders`, or below one of them."""
-    return any(path == folder or path.startswith(f"{folder}/") for folder in folders)
+    return any(path == folder or path.startswith(f"{folder.rstrip('/')}/") for folder in folders)
 
 
 def existing(paths: Sequence[str]) -> list[str]:

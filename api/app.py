@@ -7,7 +7,20 @@ from fastapi import FastAPI
 
 from api import auth, bodies, health, limits, metrics, openapi, problems, reference, refusals, temporal_ui
 from api.data import archive_parts, archives, instance, partitions, placement_runs, tables, usage
-from api.fleet import clusters, costs, instances, loops, machines, owner_view, pilots, pools, regions, removal, snapshot
+from api.fleet import (
+    clusters,
+    costs,
+    instances,
+    loops,
+    machines,
+    owner_view,
+    pilots,
+    pool_plans,
+    pools,
+    regions,
+    removal,
+    snapshot,
+)
 from api.people import audit, keys, secrets, tenants
 from api.services import requests as service_requests
 from api.services import routes as services
@@ -22,6 +35,7 @@ _ROUTERS = (
     routes.router, actions.router, sessions.router, output_routes.router, queue.router, events.router, logs.router,
     tenants.router, secrets.router, keys.router, keys.open_router, audit.router, regions.router,
     clusters.router, costs.router, machines.router, owner_view.router, removal.router, pools.router,
+    pool_plans.router,
     pilots.router, instances.router, loops.router, snapshot.router, tables.router, partitions.router, usage.router,
     instance.router, placement_runs.router,
     archives.router, archive_parts.router, services.router, service_requests.router,

@@ -28,6 +28,7 @@ SUITES = {
     "simulate": "simulate",
     "cadence": "cadence",
     "reclaim": "reclaim",
+    "ras": "ras",
     "tetris-gap": "tetris_gap",
     "tetris-infeasible": "tetris_infeasible",
     "tetris-shape": "tetris_shape",

@@ -1,13 +1,12 @@
 """The ordered criteria by which plans for one workload are compared (MAST 4.3). A smaller value is better.
 
-The criteria are the fields of `PlanQuality`. The auction, the joint choice, the dry run and `docs/scheduling.md` use
-them. A region compares its options for one job by the same criteria, stored as columns (`rms/plans.py`), and the
-reference implementation (`reference/criteria.py`) repeats them. To add a criterion, add a field here and a line in
-each of these two modules.
+The criteria are the fields of `PlanQuality`. The auction, the dry run and `docs/scheduling.md` use them. A region
+compares its options for one job by the same criteria, stored as columns (`rms/plans.py`), and the reference
+implementation (`reference/criteria.py`) repeats them. To add a criterion, add a field here and a line in each of these
+two modules.
 """
 
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from functools import cached_property
 from math import inf
 from typing import Any
@@ -21,20 +20,9 @@ JSON_CONFIG = ConfigDict(ser_json_inf_nan="strings")
 """JSON has no infinity: it is written as a string and read back as a number."""
 
 
-class About(StrEnum):
-    """The subject of a criterion for comparing plans; documents and tables list criteria by these groups."""
-
-    VICTIMS = "victims"
-    """The workloads that are evicted."""
-    PLACE = "place"
-    """How well the place matches the preferences in the workload's document."""
-    PACKING = "packing"
-    """How compact the plan is."""
-
-
-def _criterion(about: About, says: str, default: Any, *, adds: bool = True) -> Any:
-    """Declares a criterion. `adds`: the values of several workloads' plans can be summed."""
-    return field(default=default, metadata={"about": about, "says": says, "adds": adds})
+def _criterion(says: str, default: Any) -> Any:
+    """Declares a criterion. `says`: a plan comes first if it has this."""
+    return field(default=default, metadata={"says": says})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,58 +32,46 @@ class PlanQuality:
     __pydantic_config__ = JSON_CONFIG
 
     victims_by_rank: tuple[int, ...] = _criterion(
-        About.VICTIMS,
         "fewer victims of rank 1, then of rank 2, and so on; ranks above 7 are over-quota work",
         (0,) * LOWEST_RANK,
     )
     """Number of victims at each rank from 1 to 14. Plans with equal values have equally many victims."""
-    lost_gpu_s: float = _criterion(About.VICTIMS, "less lost work: GPU seconds since the victims' checkpoints", 0.0)
-    youngest_victim_started_at_s: float = _criterion(
-        About.VICTIMS, "an earlier start of the most recently started victim", -inf, adds=False
-    )
+    lost_gpu_s: float = _criterion("less lost work: GPU seconds since the victims' checkpoints", 0.0)
+    youngest_victim_started_at_s: float = _criterion("an earlier start of the most recently started victim", -inf)
     """Minus infinity if the plan has no victims."""
-    spanning: int = _criterion(About.PLACE, "fewer jobs whose tasks span clusters", 0)
-    type_preference: int = _criterion(
-        About.PLACE, "GPU types that come earlier in the jobs' lists (the sum of their positions)", 0
-    )
+    spanning: int = _criterion("fewer jobs whose tasks span clusters", 0)
+    type_preference: int = _criterion("GPU types that come earlier in the jobs' lists (the sum of their positions)", 0)
     capacity_preference: int = _criterion(
-        About.PLACE,
         "capacity kinds that come earlier in the document's list (the sum of their positions over all jobs)",
         0,
     )
     doubts: int = _criterion(
-        About.PLACE,
         "fewer lent machines that have not run anything yet; machines that did not start the last work that they got "
         "count twice",
         0,
     )
     away: int = _criterion(
-        About.PLACE,
         "fewer jobs that left an owner's machine and go to another cluster than the preferred one: the same building, "
         "if enough machines there have room",
         0,
     )
     move_s: float = _criterion(
-        About.PLACE,
         "a lower score of ReclaimNet's P2: expected seconds until these jobs run again, and of their next migration",
         0.0,
     )
     crowding: tuple[int, ...] = _criterion(
-        About.PLACE,
         "of replicas of services: fewer other replicas of the service on the same machine, then in the same rack, "
         "cluster and zone; the level that `spread` names comes first",
         (0,) * len(SpreadLevel),
-        adds=False,
     )
     """The numbers for the machine of the plan that has the largest ones, in the order of `SpreadRule.order`."""
     departures_per_h: float = _criterion(
-        About.PLACE,
         "fewer expected departures per hour of machines that owners lend, summed over all tasks",
         0.0,
     )
-    usd_per_h: float = _criterion(About.PLACE, "a lower price per hour, by the prices of the clusters", 0.0)
-    racks: int = _criterion(About.PACKING, "fewer racks", 0)
-    machines: int = _criterion(About.PACKING, "fewer machines", 0)
+    usd_per_h: float = _criterion("a lower price per hour, by the prices of the clusters", 0.0)
+    racks: int = _criterion("fewer racks", 0)
+    machines: int = _criterion("fewer machines", 0)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:
@@ -114,12 +90,3 @@ class PlanQuality:
 
 
 _NAMES = tuple(one.name for one in fields(PlanQuality))
-
-
-def names(about: About, *, adding: bool = False) -> tuple[str, ...]:
-    """Returns the names of the criteria in group `about`, in order. `adding`: only those whose values can be summed."""
-    return tuple(
-        one.name
-        for one in fields(PlanQuality)
-        if one.metadata["about"] is about and (one.metadata["adds"] or not adding)
-    )

@@ -14,11 +14,12 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from sqlalchemy import select
@@ -34,7 +35,8 @@ from services.spot.spothedge_plus import KEPT_S
 from services.spot.values import Zone
 from tests.stack.harness import Up, wait_until
 
-_TARGET, _GAP_S, _DAY_S, _PRICE_RATIO = 3, 300.0, 86400.0, 3.0
+TARGET, PRICE_RATIO = 3, 3.0
+_GAP_S, _DAY_S = 300.0, 86400.0
 _SEEDS = 10
 """Number of replays, with different times of answers, that are averaged."""
 _POINTS, _COST, _LAUNCHES = 0.5, 0.05, 2.0
@@ -68,7 +70,7 @@ def _settings(trace: SpotTrace, speed: float) -> str:
     machine = {"gpus": 1, "gpu_type": "a100", "cpus": 1, "memory": "512MiB", "usd_per_h": 1}
     cloud = {
         "kind": "trace", "zones": {**spot, "od": {
-            "region": "west", "kind": "on_demand", "most": 8, "price_factor": _PRICE_RATIO,
+            "region": "west", "kind": "on_demand", "most": 8, "price_factor": PRICE_RATIO,
         }},
         "machine_types": {"small": machine}, "start_median_s": 10, "notice_s": 0, "speed": speed,
     }  # fmt: skip
@@ -78,7 +80,7 @@ def _settings(trace: SpotTrace, speed: float) -> str:
 
 
 def _document() -> dict[str, Any]:
-    policy = {"min_replicas": _TARGET, "spot_placer": "spothedge+", "dynamic_ondemand_fallback": True}
+    policy = {"min_replicas": TARGET, "spot_placer": "spothedge+", "dynamic_ondemand_fallback": True}
     return {
         "version": 1, "name": "chat", "tenant": "t",
         "service": {
@@ -132,7 +134,7 @@ class LiveDay:
             one
             for one in self.replicas
             if one.is_spot and one.granted_s is not None and one.cause == "scaled_down"
-            and one.ended_s - one.granted_s < KEPT_S and ready(one.ended_s) < _TARGET
+            and one.ended_s - one.granted_s < KEPT_S and ready(one.ended_s) < TARGET
         ]  # fmt: skip
 
 
@@ -192,41 +194,86 @@ def _seconds(time_: str | datetime) -> float:
     return (datetime.fromisoformat(time_) if isinstance(time_, str) else time_).timestamp()
 
 
-def replays(trace: SpotTrace, day: LiveDay, policy: str) -> list[WindowResult]:
-    """Returns the same day with a policy in the replay, with several draws of the times of the answers."""
-    first = day.first_tick % trace.ticks
-    capacity = tuple(own[first:] + own[:first] for own in trace.capacity)
-    moved = SpotTrace(trace.zones, trace.gap_s, capacity)
-    made = make_policy(policy, PolicySettings(trace.zones))
-    found = []
-    for seed in range(_SEEDS):
-        rules = ReplaySettings(_TARGET, day.cold_start_s, _PRICE_RATIO, day.answers(seed))
-        found.append(replay_spans(moved, made, rules, 0, trace.ticks)[0])
-    return found
+def _moved(trace: SpotTrace, first_tick: int) -> SpotTrace:
+    """Returns the trace from a tick on, with the ticks before at the end."""
+    first = first_tick % trace.ticks
+    return replace(trace, capacity=tuple(own[first:] + own[:first] for own in trace.capacity))
+
+
+@dataclass(frozen=True)
+class FleetResult:
+    """The live days of a fleet, and the replays with the same times of answers."""
+
+    seed: int
+    days: tuple[LiveDay, ...]
+    own: tuple[WindowResult, ...]
+    """Replays of `spothedge+`."""
+    hedge: tuple[WindowResult, ...]
+    """Replays of SpotHedge with one spare."""
+
+    @classmethod
+    def of(cls, seed: int, days: Sequence[LiveDay], trace: SpotTrace, rules: Sequence[ReplaySettings]) -> Self:
+        """Returns the result with a replay of each policy for each of `rules`."""
+
+        def replayed(name: str) -> tuple[WindowResult, ...]:
+            made = make_policy(name, PolicySettings(trace.zones))
+            return tuple(replay_spans(trace, made, one, 0, trace.ticks)[0] for one in rules)
+
+        return cls(seed, tuple(days), replayed("spothedge+"), replayed("spothedge"))
+
+    @property
+    def points(self) -> float:
+        """The difference in availability from the replay, in points of a percent."""
+        return 100 * (fmean(one.availability for one in self.days) - fmean(one.availability for one in self.own))
+
+    @property
+    def cost(self) -> float:
+        """The difference in cost from the replay, as a share of the replay's."""
+        return fmean(one.cost for one in self.days) / fmean(one.cost for one in self.own) - 1
+
+    @property
+    def launches(self) -> float:
+        """The launches of a live day, refused ones included, for each launch of SpotHedge."""
+        return fmean(len(one.replicas) for one in self.days) / fmean(one.launches + one.refusals for one in self.hedge)
+
+    @property
+    def away(self) -> int:
+        """The number of granted spot machines that were thrown away."""
+        return sum(len(one.thrown_away()) for one in self.days)
+
+    def missed(self) -> list[str]:
+        """Returns the bars that the fleet misses."""
+        bars = {
+            "availability": abs(self.points) <= _POINTS,
+            "cost": abs(self.cost) <= _COST,
+            "launches": self.launches <= _LAUNCHES,
+            "machines thrown away": not self.away,
+        }
+        return [name for name, holds in bars.items() if not holds]
+
+    def __str__(self) -> str:
+        courses = [one for day in self.days for one in day.replicas]
+        granted = Counter("spot" if one.is_spot else "on-demand" for one in courses if one.granted_s is not None)
+        days = len(self.days)
+        return (
+            f"fleet {self.seed}: availability {100 * fmean(one.availability for one in self.days):.2f} %"
+            f" ({self.points:+.2f} points), cost {100 * fmean(one.cost for one in self.days):.1f} %"
+            f" ({100 * self.cost:+.1f} %), launches {len(courses) / days:.0f} ({self.launches:.2f} of SpotHedge's),"
+            f" granted {granted['spot'] / days:.0f} spot and {granted['on-demand'] / days:.0f} on-demand,"
+            f" thrown away {self.away}"
+        )
 
 
 def judge(seed: int, trace: SpotTrace, day: LiveDay) -> list[str]:
     """Prints the figures of a fleet, and returns the bars that it misses."""
-    own, hedge = (replays(trace, day, policy) for policy in ("spothedge+", "spothedge"))
-    points = 100 * (day.availability - fmean(one.availability for one in own))
-    cost = day.cost / fmean(one.cost for one in own) - 1
-    asked = fmean(one.launches + one.refusals for one in hedge)
-    away, answers = day.thrown_away(), day.answers(0)
-    granted = Counter("spot" if one.is_spot else "on-demand" for one in day.replicas if one.granted_s is not None)
+    rules = [ReplaySettings(TARGET, day.cold_start_s, PRICE_RATIO, day.answers(draw)) for draw in range(_SEEDS)]
+    result, answers = FleetResult.of(seed, [day], _moved(trace, day.first_tick), rules), day.answers(0)
     print(
-        f"fleet {seed}: availability {100 * day.availability:.2f} % ({points:+.2f} points), cost"
-        f" {100 * day.cost:.1f} % ({100 * cost:+.1f} %), launches {len(day.replicas)} (SpotHedge {asked:.0f}), of these"
-        f" granted {granted['spot']} spot and {granted['on-demand']} on-demand, thrown away {len(away)}; cold start"
-        f" {day.cold_start_s:.0f} s, grants after {answers.granted_s:.0f} s, refusals after {answers.refused_s:.0f} s",
+        f"{result}; cold start {day.cold_start_s:.0f} s, grants after {answers.granted_s:.0f} s, refusals after"
+        f" {answers.refused_s:.0f} s",
         flush=True,
     )
-    bars = {
-        "availability": abs(points) <= _POINTS,
-        "cost": abs(cost) <= _COST,
-        "launches": len(day.replicas) <= _LAUNCHES * asked,
-        "machines thrown away": not away,
-    }
-    return [f"fleet {seed}: {name}" for name, holds in bars.items() if not holds]
+    return [f"fleet {seed}: {name}" for name in result.missed()]
 
 
 def main() -> None:

@@ -84,13 +84,5 @@ class NegativeCache:
         """Removes all refusals, at the end of a pass."""
         self._frontier.clear()
 
-    def copy(self) -> "NegativeCache":
-        """Returns an independent copy of the cache."""
-        return NegativeCache(_frontier={wanted: list(known) for wanted, known in self._frontier.items()})
-
-    def become(self, other: "NegativeCache") -> None:
-        """Replaces the content with a copy of another cache's content."""
-        self._frontier = {wanted: list(known) for wanted, known in other._frontier.items()}
-
     def __len__(self) -> int:
         return sum(len(known) for known in self._frontier.values())

@@ -21,7 +21,7 @@ from simulation.workload_state import WorkloadState
 _ASKED = 32
 """Largest batch: after each batch, its refusals are used to skip workloads of the rest of the queue.
 
-The batch size does not change decisions, except with joint placement.
+The batch size does not change decisions.
 """
 
 
@@ -118,7 +118,7 @@ class Passes:
         patient = may_reserve & (waited_s > reserve_after_s)
         left = np.arange(len(standing.order))
         taken: set[str] = set()
-        size = self._settings.batch if self._transitions.policy.joint else min(_ASKED, self._settings.batch)
+        size = min(_ASKED, self._settings.batch)
         while len(left):
             batch, left = left[:size], left[size:]
             refused, reserved = self._ask(now_s, standing, batch)

@@ -27,8 +27,6 @@ class SchedulingPolicy:
     """A place is a cluster; otherwise a region."""
     in_order: bool = False
     """First in, first out: a workload that does not fit blocks all later ones."""
-    joint: bool = False
-    """The head of the queue is placed jointly; otherwise one workload after another."""
     may_evict: bool = True
     flat_over_quota: bool = False
     """All over-quota workloads have the same rank (MAST); otherwise they keep the order of their levels."""
@@ -42,7 +40,6 @@ POLICIES = {
     policy.name: policy
     for policy in (
         SchedulingPolicy("global", "MAST: one queue, every region bids, late binding"),
-        SchedulingPolicy("global-joint", "MAST, with the head of the queue placed jointly", joint=True),
         SchedulingPolicy(
             "federated", "bound at submission to the region with the lowest demand over supply", binds_early=True
         ),

@@ -65,7 +65,7 @@ def engine_for(scenario: Scenario, policy: SchedulingPolicy) -> Engine:
     machines = split_by_cluster(scenario.machines) if policy.by_cluster else scenario.machines
     if policy.engine is not None:
         return policy.engine(scenario, machines)
-    options = Options(explain=False, joint=policy.joint, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
+    options = Options(explain=False, reserve_after_s=s.reserve_after_s, may_evict=policy.may_evict)
     return Production(machines, credit_weights(s), options, flat_over_quota=policy.flat_over_quota)
 
 

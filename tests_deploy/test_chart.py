@@ -1,4 +1,4 @@
-"""The Helm chart: Helm renders it, Kubernetes' schemas accept it, and its pods have no rights and no privileges."""
+"""The Helm chart: Helm renders it, Kubernetes' schemas accept it, and its pods have least rights, no privileges."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,13 @@ VALUES: dict[str, Any] = {
     "tolerations": [{"key": "mizzen", "operator": "Exists"}],
     "serviceAccount": {"annotations": {"role": "buckets"}},
 }
-VERSIONS = ("1.27", "1.33", "1.37")
+WITH_RIGHTS: dict[str, Any] = {
+    **VALUES,
+    "podNamespaces": ["pods-a", "pods-b"],
+    "dispatcher": {"settings": {"machine_types": {"m": {"cpus": 8}}, "clusters": {"w1": {"machines": {"m": 2}}}}},
+}
+RIGHTS = CHART.parents[1] / "kubernetes"
+VERSIONS = ("1.27", "1.28", "1.33", "1.37")
 
 
 def _rendered(values: dict[str, Any]) -> list[dict[str, Any]]:
@@ -31,13 +37,15 @@ def _pods(objects: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("values", [VALUES, {"regions": {"east": "s3://east/mizzen"}}])
+@pytest.mark.parametrize("values", [VALUES, WITH_RIGHTS, {"regions": {"east": "s3://east/mizzen"}}])
 def test_kubernetes_accepts_what_helm_renders(values: dict[str, Any], version: str) -> None:
     """Each object has the form that this version of Kubernetes wants, without unknown fields."""
     objects = _rendered(values)
     for one in objects:
         kubernetes_validate.validate(one, version, strict=True)
-    assert {o["kind"] for o in objects} == {"ConfigMap", "Deployment", "Service", "ServiceAccount"}
+    kinds = {"ConfigMap", "Deployment", "Service", "ServiceAccount"}
+    rights = {"Role", "RoleBinding", "ClusterRole", "ClusterRoleBinding"} if "podNamespaces" in values else set()
+    assert {o["kind"] for o in objects} == kinds | rights
 
 
 def test_no_pod_has_rights_or_privileges() -> None:
@@ -57,6 +65,34 @@ def test_no_pod_has_rights_or_privileges() -> None:
         assert {name for volume in pod["volumes"] for name in volume} == {"name", "emptyDir", "secret", "configMap"}
 
 
+def _rules(objects: list[dict[str, Any]], kind: str) -> list[list[dict[str, Any]]]:
+    return [one["rules"] for one in objects if one["kind"] == kind]
+
+
+def test_only_control_workers_and_the_dispatcher_have_rights() -> None:
+    """Their rights are those of the manifests; only their pods have a token, and the dispatcher has no secrets."""
+    objects = _rendered(WITH_RIGHTS)
+    for kind, file, count in (("Role", "rbac.yaml", 2), ("ClusterRole", "dispatcher-rbac.yaml", 1)):
+        (wanted,) = _rules(list(yaml.safe_load_all((RIGHTS / file).read_text())), kind)
+        assert _rules(objects, kind) == [wanted] * count
+    bound = {(o["kind"], o["metadata"].get("namespace"), o["subjects"][0]["name"]) for o in objects if "subjects" in o}
+    assert bound == {
+        ("RoleBinding", "pods-a", "release-name-control"),
+        ("RoleBinding", "pods-b", "release-name-control"),
+        ("ClusterRoleBinding", None, "release-name-dispatcher"),
+    }
+    pods = _pods(objects)
+    tokens = {name: pod["serviceAccountName"] for name, pod in pods.items() if pod["automountServiceAccountToken"]}
+    assert tokens == {name: name for name in ("release-name-control", "release-name-dispatcher")}
+    accounts = {o["metadata"]["name"] for o in objects if o["kind"] == "ServiceAccount"}
+    assert accounts == {"release-name", *tokens}
+    (dispatcher,) = pods["release-name-dispatcher"]["containers"]
+    assert "envFrom" not in dispatcher and dispatcher["securityContext"]["readOnlyRootFilesystem"] is True
+    assert not any("secret" in volume for volume in pods["release-name-dispatcher"]["volumes"])
+    (text,) = (o["data"]["dispatcher.yaml"] for o in objects if "dispatcher.yaml" in o.get("data", {}))
+    assert yaml.safe_load(text) == WITH_RIGHTS["dispatcher"]["settings"]
+
+
 def test_each_region_has_a_worker_and_the_settings_stay() -> None:
     """The settings of values are kept; those that the chart sets come after them."""
     objects = _rendered(VALUES)
@@ -72,7 +108,14 @@ def test_each_region_has_a_worker_and_the_settings_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{}, {"regions": {"East": "s3://b"}}, {"regions": {"east": "file:///b"}}, {**VALUES, "regoins": {}}]
+    "wrong",
+    [
+        {},
+        {"regions": {"East": "s3://b"}},
+        {"regions": {"east": "file:///b"}},
+        {**VALUES, "regoins": {}},
+        {**VALUES, "podNamespaces": "a"},
+    ],
 )
 def test_wrong_values_are_refused(wrong: dict[str, Any]) -> None:
     """The schema of the values names what is wrong."""

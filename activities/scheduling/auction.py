@@ -192,7 +192,7 @@ class AuctionActivities:
         return None if retry_at_s == inf else max(retry_at_s - now_s, 1 / self._settings.wakes_per_s)
 
     def _count(self, before: Stats, now: Stats) -> None:
-        for name in ("bids", "rounds", "negative_hits", "negative_misses", "joint_heads", "joint_gains"):
+        for name in ("bids", "rounds", "negative_hits", "negative_misses"):
             self._counters[name] += getattr(now, name) - getattr(before, name)
 
     @activity.defn(name=Activity.DRY_RUN.value)

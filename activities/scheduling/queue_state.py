@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from activities.scheduling.decision_rows import EPOCH_US, AttemptRow, MachineRow, QueuedRow, UseRow
-from activities.scheduling.scan_result import ArrayWindow, WaitingElement, read_window
+from activities.scheduling.scan_result import ArrayBacklog, ArrayWindow, WaitingElement, read_window
 from activities.scheduling.usage import Amount, Usage
 from domain.demand import demand_of
 from domain.ids import array_of
@@ -152,6 +152,14 @@ class QueueState:
             yield QueueChange(one.submitted_at_s, id_, None)
         for id_, one in now.items() - before.items():
             yield QueueChange(one.submitted_at_s, id_, one)
+
+    def backlogs(self) -> list[ArrayBacklog]:
+        """Returns what waits of each array behind the elements that a scan ranks."""
+        return [
+            ArrayBacklog(id_, w.tenant, demand_of(w.ask or "{}").jobs, seconds(w.waits_from_us), more, window.free)
+            for id_, (w, window) in self._heads.items()
+            if (more := window.more + len(window.throttled)) and not w.held
+        ]
 
     def put_attempts(self, gone: Iterable[AttemptRow], new: Iterable[AttemptRow]) -> None:
         """Removes the attempts `gone`, given in their old state, and adds the attempts `new`, both with their use."""

@@ -48,6 +48,10 @@ class ArrayWindow(NamedTuple):
     """Those without a row, in order."""
     throttled: frozenset[str] = frozenset()
     """The ids of the elements with a row that are queued, but that the throttle keeps out."""
+    more: int = 0
+    """The number of the others without a row that could be placed."""
+    free: int | None = None
+    """How many elements the throttle admits now; None: there is no limit."""
 
 
 def read_window(array: str, window: str) -> ArrayWindow:
@@ -57,7 +61,7 @@ def read_window(array: str, window: str) -> ArrayWindow:
     positions: Sequence[int] = body["positions"]
     indexes = indexes_at(ranges, positions) if ranges else repeat(None, len(positions))
     waiting = [WaitingElement(array, position, index) for position, index in zip(positions, indexes, strict=True)]
-    return ArrayWindow(waiting, frozenset(body["throttled"]))
+    return ArrayWindow(waiting, frozenset(body["throttled"]), body["more"], body["free"])
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,24 @@ class QueuedDemand:
     rank: int
     level: int
     jobs: tuple[JobRequest, ...]
+    at_s: float
+    """When its wait began, in seconds since the epoch."""
+    array: str | None = None
+    """The array, if it is an element without a row."""
+
+
+@dataclass(frozen=True)
+class ArrayBacklog:
+    """The elements of an array that could be placed, and that the scan does not rank."""
+
+    array: str
+    tenant: str
+    jobs: tuple[JobRequest, ...]
+    at_s: float
+    """When their wait began, in seconds since the epoch."""
+    elements: int
+    free: int | None
+    """How many elements the throttle admits now, those that the scan ranks included; None: there is no limit."""
 
 
 class ScannedQueue:
@@ -142,7 +164,8 @@ class ScannedQueue:
         return [
             QueuedDemand(
                 queue.pending.name(row), tenant.name, int(rank[row]), max(tenant.level, int(requested[row])),
-                queue.gangs[int(wants[row])],
+                queue.gangs[int(wants[row])], float(queue.pending.at_s[row]),
+                None if (element := self._elements.get(queue.pending.name(row))) is None else element.array,
             )
             for row in self._scan.order[:most].tolist()
             for tenant in [queue.tenants[columns["tenant"][row]]]

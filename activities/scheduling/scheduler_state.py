@@ -44,7 +44,7 @@ class SchedulerState:
     def __init__(self, engine: Engine, settings: SchedulerSettings, only: Collection[str] | None = None) -> None:
         self._engine = engine
         self._settings = settings
-        self._options = Options(joint=settings.joint, reserve_after_s=settings.reserve_after_s)
+        self._options = Options(reserve_after_s=settings.reserve_after_s)
         self._only = None if only is None else frozenset(only)
         self._lock = threading.RLock()
         self._seen: changes.Position | None = None

@@ -4,7 +4,7 @@ The sampled run times and the errors of past forecasts are stored in one row of 
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from math import inf
 
 from sqlalchemy import Engine, func, select
@@ -12,10 +12,11 @@ from sqlalchemy.dialects.postgresql import insert
 
 from activities.scheduling.decision_rows import AttemptRow
 from activities.scheduling.queue_state import held_by, seconds
-from activities.scheduling.scan_result import QueuedDemand
+from activities.scheduling.scan_result import ArrayBacklog, QueuedDemand
 from activities.scheduling.scheduler_state import SchedulerState
+from domain.ids import array_of
 from domain.scheduling import JobRequest
-from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
+from gms.starts.forecast import ArrayElements, HeldAmount, StartForecaster, WaitingDemand
 from gms.starts.kernels import F8
 from infra.db.logs import Publication
 from infra.db.session import transaction
@@ -52,11 +53,14 @@ class PublishedStarts:
         with state.current():
             live, now_s = state.live, state.now_s
             free = state.free_by_pool()
+            arrays = state.queue.backlogs()
         pools = {pool: number for number, pool in enumerate(sorted(free)[:_MOST_POOLS])}
-        held = [h for a in live if (h := _held(a, pools)) is not None]
-        waiting = [_waiting(d, pools) for d in demands]
+        throttled = {b.array for b in arrays if b.free is not None}
+        held = [h for a in live if (h := _held(a, pools, throttled)) is not None]
+        waiting = [_waiting(d, pools, throttled) for d in demands]
+        behind = [one for b in arrays if (one := _backlog(b, demands, live, pools)) is not None]
         self._learn_runs(now_s, held, waiting)
-        found = self._forecaster.forecast(now_s, waiting, held, [free[pool] for pool in pools])
+        found = self._forecaster.forecast(now_s, waiting, held, [free[pool] for pool in pools], behind)
         self._store()
         return found
 
@@ -88,7 +92,7 @@ class PublishedStarts:
         self._stored_at_s = time.monotonic()
 
 
-def _held(a: AttemptRow, pools: dict[Pool, int]) -> HeldAmount | None:
+def _held(a: AttemptRow, pools: dict[Pool, int], throttled: Collection[str]) -> HeldAmount | None:
     gpus, cpus_milli = held_by(a)
     pool = pools.get((a.region, min(a.gpu_types, default=_CPUS)))
     if pool is None:
@@ -96,15 +100,49 @@ def _held(a: AttemptRow, pools: dict[Pool, int]) -> HeldAmount | None:
     amount = gpus or cpus_milli
     since_s = seconds(a.awarded_us)
     ends_by_s = inf if a.max_runtime_s is None else since_s + a.max_runtime_s
-    return HeldAmount(a.workload, _groups(a.tenant, amount), pool, amount, since_s, ends_by_s)
+    array = array_of(a.workload)
+    return HeldAmount(
+        a.workload, _groups(a.tenant, amount), pool, amount, since_s, ends_by_s, array if array in throttled else None
+    )
 
 
-def _waiting(d: QueuedDemand, pools: dict[Pool, int]) -> WaitingDemand:
+def _waiting(d: QueuedDemand, pools: dict[Pool, int], throttled: Collection[str]) -> WaitingDemand:
+    needs, mask = _needs(d.jobs, pools)
+    array = array_of(d.id)
+    own = array if array in throttled else None
+    return WaitingDemand(d.id, _groups(d.tenant, needs), d.rank, d.level, needs, mask, own)
+
+
+def _backlog(
+    b: ArrayBacklog, demands: Sequence[QueuedDemand], live: Sequence[AttemptRow], pools: dict[Pool, int]
+) -> ArrayElements | None:
+    """Returns the elements behind those that the scan ranks; None: their rank is unknown.
+
+    They follow the last ranked one. If there is none, because of the throttle, they have the rank of an element that
+    holds slots.
+    """
+    own = [k for k, d in enumerate(demands) if d.array == b.array]
+    if own:
+        place, rank = own[-1] + 1, demands[own[-1]].rank
+    else:
+        ranks = [a.rank for a in live if array_of(a.workload) == b.array]
+        if not ranks:
+            return None
+        rank = ranks[0]
+        later = (k for k, d in enumerate(demands) if (d.rank, d.at_s) > (rank, b.at_s))
+        place = next(later, len(demands))
+    needs, mask = _needs(b.jobs, pools)
+    groups = _groups(b.tenant, needs)
+    throttled = None if b.free is None else b.array
+    return ArrayElements(WaitingDemand(b.array, groups, rank, rank, needs, mask, throttled), place, b.elements, b.free)
+
+
+def _needs(jobs: Sequence[JobRequest], pools: dict[Pool, int]) -> tuple[int, int]:
+    """Returns the amount that a gang needs, and the mask of its pools."""
     # The slots of other types that a gang also needs are not considered.
-    types = next((set(job.gpu_types) for job in d.jobs if job.gpus), {_CPUS})
-    needs = _gpus(d.jobs) or sum(job.cpus_milli for job in d.jobs)
+    types = next((set(job.gpu_types) for job in jobs if job.gpus), {_CPUS})
     mask = sum(1 << number for (_, gpu_type), number in pools.items() if gpu_type in types)
-    return WaitingDemand(d.id, _groups(d.tenant, needs), d.rank, d.level, needs, mask)
+    return _gpus(jobs) or sum(job.cpus_milli for job in jobs), mask
 
 
 def _groups(tenant: str, amount: int) -> tuple[str, ...]:

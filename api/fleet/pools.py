@@ -9,7 +9,7 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from api.auth import Operator, Viewer
-from api.bodies import MAX_TEXT, Body, JsonOnly, Line
+from api.bodies import MAX_TEXT, Body, JsonOnly, Line, Name
 from api.openapi import refusals
 from api.problems import existing, invalid, not_found
 from api.routing import Router
@@ -26,6 +26,7 @@ router = Router(prefix="/v1/pools", tags=["fleet"])
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=20)]
 """Limited to 20 characters, because the names of the pool's clusters begin with it."""
 _MOST_MACHINES = 10_000
+_MOST_GPUS = 100_000_000
 _MOST_USD_PER_H = 1e6
 _MOST_S = 1e9
 _Texts = Annotated[list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_TEXT)]], Field(max_length=100)]
@@ -55,6 +56,18 @@ class PoolBody(Body):
     max_usd_per_h: Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)] | None = Field(
         None, description="Maximum price of one machine in US dollars an hour; null: any price"
     )
+    gpus: (
+        Annotated[dict[Name, Annotated[int, Field(ge=0, le=_MOST_GPUS, strict=True)]], Field(max_length=100)] | None
+    ) = Field(None, description="Intended GPUs by GPU type, for plans of pools; replaces all", examples=[{"a100": 512}])
+    failure_buffer: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="Plans of pools: share of `gpus` that is added because single machines fail"
+    )
+    survives_loss: bool | None = Field(
+        None, description="Plans of pools: whether `gpus` and buffer must remain when any one fault domain is lost"
+    )
+    max_share: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        None, description="Plans of pools: the highest share of what is needed that counts of one fault domain"
+    )
 
 
 _SETTINGS = PoolBody.model_fields
@@ -75,6 +88,10 @@ class PoolView(View):
     kinds: list[CapacityKind] = Field(description=_SETTINGS["kinds"].description)
     machine_types: list[str] = Field(description=_SETTINGS["machine_types"].description)
     max_usd_per_h: float | None = Field(description=_SETTINGS["max_usd_per_h"].description)
+    gpus: dict[str, int] = Field(description=_SETTINGS["gpus"].description)
+    failure_buffer: float = Field(description=_SETTINGS["failure_buffer"].description)
+    survives_loss: bool = Field(description=_SETTINGS["survives_loss"].description)
+    max_share: float = Field(description=_SETTINGS["max_share"].description)
     instances: dict[str, int] = Field(description="Number of instances by phase", examples=[{"ready": 2, "joining": 1}])
     usd_per_h: float = Field(description="Price of all its launched machines, in US dollars an hour")
     reason: ReasonView | None = Field(
@@ -113,11 +130,11 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
         if row is None:
             row = PoolRow(
                 region=region, name=name, size=0, providers=[], zones=[], kinds=[], machine_types=[], idle_s=IDLE_S,
-                buffer=0,
+                buffer=0, gpus={}, failure_buffer=0.0, survives_loss=True, max_share=1.0,
             )  # fmt: skip
             session.add(row)
         for field, value in changed.items():
-            setattr(row, field, value)
+            setattr(row, field, {k: v for k, v in value.items() if v} if field == "gpus" else value)
         if (wrong := wrong_size(row.size, row.max_size, row.buffer)) is not None:
             raise invalid(*wrong)
         write_audit(session, caller, "pool.set", f"{region}/{name}", **changed)

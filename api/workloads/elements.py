@@ -1,7 +1,8 @@
 """Arrays and their elements in requests: elements that have no row yet, and views of arrays."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from enum import StrEnum
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, exists, func, or_, select, text
 from sqlalchemy.orm import Session
@@ -127,11 +128,11 @@ def array_view(counts: ArrayCounts | None) -> ArrayView | None:
     )  # fmt: skip
 
 
-def element_view(row: Workload) -> ElementView | None:
+def element_view(row: Workload, spec: Mapping[str, Any]) -> ElementView | None:
     """Returns the array and the index of a workload that is an array element; None: it is not one."""
     if row.array_id is None or row.array_index is None:
         return None
-    own = parameters(ArraySpec.model_validate(row.spec["array"]), row.array_index)
+    own = parameters(ArraySpec.model_validate(spec["array"]), row.array_index)
     return ElementView(array=row.array_id, index=row.array_index, parameters=own)
 
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ARRAY, Text, any_, bindparam, func, select
 from sqlalchemy.dialects.postgresql import array
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from api.views import ReasonView, reason_view
 from domain.lifecycle.instances import InstancePhase
@@ -142,7 +142,8 @@ def _like_their_arrays(session: Session, queue: published_queue.Newest, rows: Se
     arrays = {row.id: row.array_id for row in rows if isinstance(row, Workload) and row.array_id is not None}
     if not arrays:
         return {}
-    heads = session.scalars(select(Workload).where(Workload.id.in_(set(arrays.values())))).all()
+    wanted = select(Workload).where(Workload.id.in_(set(arrays.values()))).options(defer(Workload.spec))
+    heads = session.scalars(wanted).all()
     found = why_all(session, queue, heads)
     return {id_: Why(found[array].reasons) for id_, array in arrays.items() if array in found}
 
@@ -158,6 +159,7 @@ def _like_their_runners(
         select(Workload)
         .where(Workload.array_id.in_(waits), Workload.array_index.is_(None), Workload.phase.in_(sorted(QUEUED_PHASES)))
         .order_by(Workload.submitted_at.desc())
+        .options(defer(Workload.spec))
     ).all()
     first = {row.array_id: row for row in rows if row.id not in arrays[row.array_id or ""].queued}
     found = _why_all(session, queue, list(first.values()))

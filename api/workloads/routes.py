@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from fastapi import Query, Request, Response
 from sqlalchemy import select
+from sqlalchemy.orm import defer, undefer
 from starlette.concurrency import run_in_threadpool
 from temporalio.client import WorkflowFailureError
 from temporalio.service import RPCError
@@ -172,6 +173,7 @@ def list_workloads(
     if cursor is not None:
         wanted = wanted.where(Workload.id < cursor)
     with state.transaction() as session:
+        wanted = wanted.options(defer(Workload.spec), undefer(Workload.listed))
         rows = session.scalars(wanted.order_by(Workload.id.desc()).limit(limit + 1)).all()
         more = rows[limit - 1].id if len(rows) > limit else None
         found = WorkloadPage(items=workload_queries.views(session, state.queue, rows[:limit]), next_cursor=more)

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import ARRAY, Text, any_, bindparam, func, select, tuple_
+from sqlalchemy import ARRAY, Text, any_, bindparam, func, inspect, select, tuple_
 from sqlalchemy.dialects.postgresql import aggregate_order_by
 from sqlalchemy.orm import Session
 
@@ -212,6 +212,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
     progress = _progress(session, placed)
     lost = _lost(session, placed)
     waits = waits_of(session, rows)
+    specs = {row.id: row.listed if "spec" in inspect(row).unloaded else row.spec for row in rows}
     return [
         {
             "id": row.id,
@@ -236,10 +237,10 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "preemptions": preempted.get(row.id, 0),
             "lost_s": lost.get(row.id, 0.0),
             "progress": progress.get(row.id),
-            "jobs": [_job(job) for job in row.spec.get("jobs", [])],
-            "tables": row.spec.get("tables", []),
+            "jobs": [_job(job) for job in specs[row.id].get("jobs", [])],
+            "tables": specs[row.id].get("tables") or [],
             "array": array_view(whys[row.id].array),
-            "element": element_view(row),
+            "element": element_view(row, specs[row.id]),
         }
         for row in rows
     ]

@@ -9,10 +9,8 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from gms.auction.candidate import AuctionOutcome, Candidate, Stats
-from gms.auction.joint import Head, JointChoice, Plans, is_better, may_improve, proposals
 from gms.auction.region_bidder import RegionBidder, Reserved, reserve_later_s
 from rms.award import Award, StalePlan
-from rms.negative_cache import NegativeCache
 from rms.region import RegionColumns
 from rms.reserve import Reservation
 
@@ -22,8 +20,6 @@ Bids = dict[str, Bid]
 """Bids by region name."""
 Won = tuple[Bid, Award]
 """The winning bid and its award."""
-Result = tuple[Bids, Won | None]
-"""The latest bids on a workload, and its award, if any."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +33,6 @@ class Options:
     """
     may_evict: bool = True
     """Whether plans may evict running workloads."""
-    joint: bool = False
-    """Whether plans for the head of the queue are chosen jointly if that may be better than greedy awards."""
-    joint_head: int = 32
-    """Number of workloads in the head of the queue."""
-    joint_budget: float = 1.0
-    """CP-SAT's deterministic time limit for one head; one unit is about a second."""
     reserve_after_s: float = inf
     """A workload that has waited longer than this may reserve resources against workloads of its own rank.
 
@@ -122,30 +112,8 @@ class Auction:
             self._first(candidate, dict(answers[i]) if answers is not None else {})
             for i, candidate in enumerate(candidates)
         ]
-        head = self._head(candidates) if self._options.joint else 0
-        results = self._together(candidates[:head], bids[:head])
-        told = 0
-        try:
-            for candidate, result in zip(candidates[:head], results, strict=True):
-                told += 1
-                yield self._outcome_of(candidate, *result)
-        finally:
-            self._revoke_all(results[told:])
-        for candidate, found in zip(candidates[head:], bids[head:], strict=True):
+        for candidate, found in zip(candidates, bids, strict=True):
             yield self._outcome_of(candidate, found, self._one(candidate, found))
-
-    def _head(self, candidates: Sequence[Candidate]) -> int:
-        """Returns how many candidates may be placed jointly: no reservation of another workload may limit them."""
-        most = min(len(candidates), self._options.joint_head)
-        if self._options.reserve_after_s == inf:
-            return most
-        alike = (
-            i
-            for i, one in enumerate(candidates[:most])
-            if one.request.rank != candidates[0].request.rank
-            or (one.request.rank < OVER_QUOTA_RANK and one.waited_s > self._options.reserve_after_s)
-        )
-        return next(alike, most)
 
     def bidder(self, region: str) -> RegionBidder:
         """Returns the bidder of a region."""
@@ -184,15 +152,13 @@ class Auction:
         """Returns the names of the regions where a candidate may run, sorted."""
         return self._bidders if candidate.regions is None else sorted(candidate.regions & self._bidders.keys())
 
-    def _one(self, candidate: Candidate, bids: Bids, only: str | None = None) -> Won | None:
-        """Awards the best plan, of all regions or of the region `only`. Stale entries of `bids` are renewed."""
+    def _one(self, candidate: Candidate, bids: Bids) -> Won | None:
+        """Awards the best plan of all regions. Stale entries of `bids` are renewed."""
         stale = [
             name
             for name, bid in bids.items()
             if name in self._changed and not bid.lasting and candidate.may_run_in(name)
         ]
-        if only is not None:
-            stale = [name for name in stale if name == only]
         fresh: set[str] = set()
         while True:
             if stale:
@@ -200,7 +166,7 @@ class Auction:
                 self.stats.rebids += len(stale)
                 bids.update(self._ask(candidate, stale))
                 fresh.update(stale)
-            best = candidate.best(bid for name, bid in bids.items() if only in (None, name))
+            best = candidate.best(bids.values())
             if best is None:
                 return None
             try:
@@ -272,57 +238,3 @@ class Auction:
         ]
         made = [(name, offer) for name, offer in offers if offer is not None]
         return min(made, key=lambda one: (one[1].starts_at_s, one[1].lacking, one[0]), default=None)
-
-    # ------------------------------------------------------------------------------------------------- the joint choice
-
-    def _together(self, candidates: Sequence[Candidate], bids: Sequence[Bids]) -> list[Result]:
-        """Places the head of the queue: greedily, or by a joint choice of regions if that is better (`is_better`)."""
-        refused = {name: bidder.cache.copy() for name, bidder in self._bidders.items()}
-        alone = self._run(candidates, bids, {})
-        plans = _plans(alone)
-        if not may_improve(bids, plans):
-            return alone
-        self.stats.joint_heads += 1
-        self._take_back(alone, refused)
-        ranks = {candidate.request.rank for candidate in candidates}
-        supply = {rank: {name: bidder.supply(rank) for name, bidder in self._bidders.items()} for rank in ranks}
-        head, tried = Head(candidates, bids, supply), [plans]
-        for choice in proposals(head, tried, self._options.joint_budget):
-            together = self._run(candidates, bids, choice)
-            made = _plans(together)
-            tried.append(made)
-            if is_better(head, made, plans):
-                self.stats.joint_gains += len(made) - len(plans)
-                self.stats.joint_spared += _evicted(plans) - _evicted(made)
-                return together
-            self._take_back(together, refused)
-        return self._run(candidates, bids, {})
-
-    def _run(self, candidates: Sequence[Candidate], bids: Sequence[Bids], choice: JointChoice) -> list[Result]:
-        """Awards plans in queue order, each in the chosen region if that still has a plan, else in the best region."""
-        out: list[Result] = []
-        for i, (candidate, first) in enumerate(zip(candidates, bids, strict=True)):
-            found = dict(first)
-            won = self._one(candidate, found, choice[i]) if i in choice else None
-            out.append((found, won or self._one(candidate, found)))
-        return out
-
-    def _revoke_all(self, results: Sequence[Result]) -> None:
-        for _, won in reversed(results):
-            if won is not None:
-                self.revoke(won[1])
-
-    def _take_back(self, results: Sequence[Result], refused: Mapping[str, NegativeCache]) -> None:
-        """Reverts all awards and restores the negative caches to `refused`."""
-        self._revoke_all(results)
-        for name, known in refused.items():
-            self._bidders[name].cache.become(known)
-        self._changed.clear()
-
-
-def _evicted(plans: Plans) -> int:
-    return sum(len(plan.victims) for plan in plans.values())
-
-
-def _plans(results: Sequence[Result]) -> Plans:
-    return {i: won[1].plan for i, (_, won) in enumerate(results) if won is not None}

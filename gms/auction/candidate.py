@@ -88,9 +88,3 @@ class Stats:
     negative_hits: int = 0
     negative_misses: int = 0
     awards: int = 0
-    joint_heads: int = 0
-    """Queue heads for which a joint choice was searched."""
-    joint_gains: int = 0
-    """Additional workloads that were placed by joint choices."""
-    joint_spared: int = 0
-    """Evictions that were avoided by joint choices."""

@@ -5,18 +5,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import inf
 
-import numpy as np
-
 from domain.priority import LOWEST_RANK, OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
 from gms.auction.candidate import Candidate, Stats
-from gms.auction.joint import CPUS
 from rms.arrays import F8
 from rms.award import Award, award, check, revoke
 from rms.bid import bid_in
 from rms.gang import Planner
-from rms.machines import CPUS_MILLI, GPUS
 from rms.negative_cache import NegativeCache, RefusedJob
 from rms.own_tenant import sparing
 from rms.refusal import needs, no_hardware, waits
@@ -166,15 +162,6 @@ class RegionBidder:
     def revoke(self, given: Award) -> None:
         """Reverts an award."""
         revoke(self.region, given)
-
-    def supply(self, rank: int) -> dict[str, int]:
-        """Returns the total of free resources and holdings of less important ranks, by GPU type and for `CPUS`."""
-        region = self.region
-        reach = np.maximum(region.machines.kind_free, 0) + region.holders.kind_held[rank + 1 :].sum(axis=0)
-        out = {CPUS: int(reach[CPUS_MILLI].sum())}
-        for gpu_type, number in region.types.items():
-            out[gpu_type] = int(reach[GPUS, region.machines.kind_type == number].sum())
-        return out
 
     def reserve(self, candidate: Candidate, last: Reserved | None, *, patient: bool) -> Reservation | None:
         """Returns the reservation of a refused workload in this region; None if waiting alone does not help it.

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf, log
+from math import ceil, inf, log
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,9 @@ from gms.starts.run_history import Groups, RunHistory
 FUTURES = 16
 HORIZON_S = 14 * 86400.0
 """Futures end here."""
+MOST_ELEMENTS = 10_000
+"""Of more elements of an array that are not in the queue, several count as one with their run times together."""
+_UNLIMITED = 2**62
 MOST_OPEN = 2000
 """Maximum number of waiting workloads whose first forecast is kept, to learn from its error."""
 
@@ -32,6 +35,8 @@ class WaitingDemand:
     """GPUs, or thousandths of a core without GPUs."""
     pools: int
     """Mask of the pools that may hold it."""
+    array: str | None = None
+    """The array whose throttle limits it, if it is an element of one."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +52,21 @@ class HeldAmount:
     """The time of its award, in seconds since the epoch."""
     ends_by_s: float = inf
     """When its maximum runtime ends, in seconds since the epoch."""
+    array: str | None = None
+    """The array whose throttle counts it, if it is an element of one."""
+
+
+@dataclass(frozen=True)
+class ArrayElements:
+    """Waiting elements of an array that are not in the queue, because only the next ones are ranked."""
+
+    demand: WaitingDemand
+    """What each of them needs."""
+    place: int
+    """The number of workloads of the queue that come before them."""
+    elements: int
+    free: int | None = None
+    """How many elements of the array, in the queue or not, may start now; None: there is no throttle."""
 
 
 @dataclass
@@ -74,17 +94,18 @@ class StartForecaster:
         self._history.add(groups, ran_s)
 
     def forecast(
-        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int]
-    ) -> F8:
+        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int],
+        behind: Sequence[ArrayElements] = (),
+    ) -> F8:  # fmt: skip
         """Returns the first and last seconds from now of each interval, shape (waiting, 2); NaN: nothing can be said.
 
         `waiting` is the queue in its order, `held` are all workloads that hold slots, and `free` has the free amount of
-        each pool.
+        each pool. `behind` are the elements of arrays that are not in the queue.
         """
         self._learn(now_s, {w.id for w in waiting}, {h.id: h for h in held})
         if not waiting:
             return np.empty((0, 2))
-        medians_s = self._medians_s(now_s, waiting, held, free)
+        medians_s = self._medians_s(now_s, waiting, held, free, behind)
         out = np.full((len(waiting), 2), np.nan)
         for k, (w, median_s) in enumerate(zip(waiting, medians_s.tolist(), strict=True)):
             if median_s >= HORIZON_S:
@@ -112,26 +133,40 @@ class StartForecaster:
         self._calibration.set_open((f.key, f.median_s, now_s - f.at_s) for f in self._first.values())
 
     def _medians_s(
-        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int]
-    ) -> F8:
+        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int],
+        behind: Sequence[ArrayElements],
+    ) -> F8:  # fmt: skip
         """Returns the median of each start over the futures, in seconds from now."""
         random = np.random.default_rng(int(now_s))
         ages_s = np.array([max(0.0, now_s - h.since_s) for h in held])
         ends_s = self._history.draw([h.groups for h in held], ages_s, random, FUTURES)
         ends_s = np.minimum(ends_s, np.array([max(0.0, h.ends_by_s - now_s) for h in held]))
-        runs_s = self._history.draw([w.groups for w in waiting], np.zeros(len(waiting)), random, FUTURES)
+        # Elements of an array stand behind the workloads before their place.
+        every = [*waiting, *(one.demand for one in behind)]
+        order = np.argsort([*range(len(waiting)), *(one.place - 0.5 for one in behind)], kind="stable")
+        together = [max(1, ceil(one.elements / MOST_ELEMENTS)) for one in behind]
+        counts = [*(1 for _ in waiting), *(ceil(b.elements / n) for b, n in zip(behind, together, strict=True))]
+        runs_s = self._history.draw([w.groups for w in every], np.zeros(len(every)), random, FUTURES)
+        runs_s[:, len(waiting) :] *= together
         # An over-quota workload reserves nothing.
-        kinds: dict[tuple[int, int, bool], int] = {}
-        keys = [(w.pools, w.needs, self._reserves and w.rank < OVER_QUOTA_RANK) for w in waiting]
+        kinds: dict[tuple[int, int, bool, str | None], int] = {}
+        keys = [(w.pools, w.needs, self._reserves and w.rank < OVER_QUOTA_RANK, w.array) for w in every]
         classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)
-        allowed, needs, reserves = np.array(list(kinds), np.int64).T.copy()
-        pools = np.array([h.pool for h in held], np.int32)
-        amounts = np.array([h.amount for h in held], np.int64)
+        allowed, needs, reserves = np.array([kind[:3] for kind in kinds], np.int64).T.copy()
+        limits: dict[str | None, int] = {one.demand.array: one.free for one in behind if one.free is not None}
+        places = np.array([limits.get(kind[3], _UNLIMITED) for kind in kinds], np.int64)
+        of_array: dict[str | None, int] = {kind[3]: number for kind, number in kinds.items() if kind[3] is not None}
+        running = [(h.pool, h.amount, of_array.get(h.array, -1)) for h in held]
+        pools, amounts, counted = np.array(running, np.int64).reshape(-1, 3).T.copy()
+        shown = order < len(waiting)
         starts_s = [
             list_schedule(
-                np.array(free, np.int64), RunningColumns(ends_s[k], pools, amounts),
-                WaitingColumns(classes, allowed, needs, reserves > 0, runs_s[k]), HORIZON_S,
-            )
+                np.array(free, np.int64), RunningColumns(ends_s[k], pools, amounts, counted),
+                WaitingColumns(
+                    classes[order], allowed, needs, reserves > 0, places, np.array(counts)[order], shown,
+                    np.roll(runs_s, -k, axis=0)[:, order],
+                ), HORIZON_S,
+            )[shown]
             for k in range(FUTURES)
         ]  # fmt: skip
         medians_s: F8 = np.median(np.minimum(starts_s, HORIZON_S), axis=0)

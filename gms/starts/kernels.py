@@ -18,12 +18,17 @@ class RunningColumns(NamedTuple):
     """Running workloads: when each ends, in seconds from now, its pool, and the amount that it holds."""
 
     ends_s: F8
-    pool: I4
+    pool: I8
     holds: I8
+    classes: I8
+    """The class whose number of places grows when it ends; -1: none."""
 
 
 class WaitingColumns(NamedTuple):
-    """A queue in its order. The class of a workload is its row of `allowed`, `needs` and `reserves`."""
+    """A queue in its order. The class of an entry is its row of `allowed`, `needs`, `reserves` and `places`.
+
+    An entry is a workload, or several elements of an array that are alike.
+    """
 
     classes: I4
     allowed: I8
@@ -32,7 +37,14 @@ class WaitingColumns(NamedTuple):
     """The amount that a workload of each class needs."""
     reserves: npt.NDArray[np.bool_]
     """Whether a workload of each class that does not fit blocks its pools for the workloads behind it."""
+    places: I8
+    """How many of each class may start until others of the class end: the throttle of an array."""
+    counts: I8
+    """The number of elements of each entry, 1 for a workload."""
+    wanted: npt.NDArray[np.bool_]
+    """The entries whose start is wanted. The schedule ends when all of them have started."""
     runs_s: F8
+    """Shape (draws, entries). The elements of an entry run for its draws in turn, a workload for the first."""
 
 
 @compiled
@@ -71,17 +83,18 @@ def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, hori
 
     Whenever amounts become free in a pool, the queue is walked in order, and each workload that fits takes its amount
     from the allowed pool with the most free. Nothing starts behind a workload that reserves and does not fit, on its
-    pools. `free` has the amount of each pool.
+    pools. `free` has the amount of each pool. An entry has the start of its first element.
     """
-    ends_s, holds_pool, holds = running
-    classes, allowed, needs, reserves, runs_s = queue
+    ends_s, holds_pool, holds, counted = running
+    classes, allowed, needs, reserves, places, counts, wanted, runs_s = queue
     count, kinds, pools = len(classes), len(needs), len(free)
     starts = np.full(count, inf)
     # Each class is a queue of its own, linked through `following`.
     head = np.full(kinds, -1, np.int64)
     tail = np.full(kinds, -1, np.int64)
     following = np.full(count, -1, np.int64)
-    heap = [(ends_s[k], np.int64(holds_pool[k]), holds[k]) for k in range(len(ends_s))]
+    heap = [(ends_s[k], holds_pool[k], holds[k], counted[k]) for k in range(len(ends_s))]
+    places, started = places.copy(), np.zeros(count, np.int64)
     for k in range(count):
         kind = classes[k]
         if head[kind] < 0:
@@ -91,14 +104,14 @@ def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, hori
         tail[kind] = k
     heapq.heapify(heap)
     free = free.copy()
-    left, now_s = count, 0.0
+    left, now_s = wanted.sum(), 0.0
     while left:
         blocked, after = np.int64(0), np.int64(-1)
         while True:
             # The next class in queue order whose head lies behind `after`, and that may use a pool.
             kind, place = -1, np.int64(count)
             for c in range(kinds):
-                if after < head[c] < place and allowed[c] & ~blocked:
+                if after < head[c] < place and allowed[c] & ~blocked and places[c] > 0:
                     kind, place = c, head[c]
             if kind < 0:
                 break
@@ -112,15 +125,25 @@ def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, hori
                     blocked |= allowed[kind]
                 after = place
                 continue
-            starts[place] = now_s
+            if not started[place]:
+                starts[place] = now_s
             free[best] -= needs[kind]
-            heapq.heappush(heap, (now_s + runs_s[place], np.int64(best), needs[kind]))
-            head[kind] = following[place]
-            left -= 1
+            places[kind] -= 1
+            run_s = runs_s[started[place] % len(runs_s), place]
+            heapq.heappush(heap, (now_s + run_s, np.int64(best), needs[kind], np.int64(kind)))
+            started[place] += 1
+            if started[place] == counts[place]:
+                head[kind] = following[place]
+            if started[place] == 1 and wanted[place]:
+                left -= 1
+                if not left:
+                    break
         if not left or not len(heap) or heap[0][0] > horizon_s:
             break
         now_s = heap[0][0]
         while len(heap) and heap[0][0] <= now_s:
-            _, pool, amount = heapq.heappop(heap)
+            _, pool, amount, kind = heapq.heappop(heap)
             free[pool] += amount
+            if kind >= 0:
+                places[kind] += 1
     return starts

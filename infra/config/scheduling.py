@@ -43,9 +43,6 @@ class SchedulerSettings(Section):
     silent_backoff_s: float = Field(2.0, gt=0)
     """First pause before a region that missed the deadline is probed. It doubles after each failed probe."""
     silent_backoff_max_s: float = Field(60.0, gt=0)
-    joint: bool = False
-    """Whether the regions of the workloads at the queue's head are chosen jointly if choosing them one by one leaves a
-    workload without a region (MAST 4.1)."""
     reserve_after_s: float = Field(3600.0, ge=0)
     """If a within-quota workload has waited longer than this, it reserves resources also against workloads of its own
     rank, as they become free at known times. `.inf`: there are no reservations."""
@@ -114,6 +111,8 @@ class CapacitySettings(Section):
 
     interval_s: float = Field(10.0, gt=0)
     """Interval at which pools are compared with the ledger, and the ledger with the providers' lists of machines."""
+    plan_interval_s: float = Field(1800.0, gt=0)
+    """Longest time between two plans of the pools of a region. A plan also follows a change of sizes or machines."""
     join_s: float = Field(900.0, gt=0)
     """Time after its start within which a machine must become ready. Otherwise it is terminated."""
     drain_s: float = Field(600.0, ge=0)

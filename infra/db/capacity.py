@@ -40,6 +40,15 @@ class PoolRow(Base):
     """Time without work, in seconds, after which a machine beyond `size` is terminated."""
     buffer: Mapped[int] = mapped_column(CheckConstraint("buffer >= 0", name="pool_buffer"), server_default="0")
     """Number of idle machines that a growing pool keeps ready for new workloads."""
+    gpus: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_NONE)
+    """Intended number of GPUs by type, for plans of pools (`ras.intents.Intent`, like the next three columns)."""
+    failure_buffer: Mapped[float] = mapped_column(
+        CheckConstraint("failure_buffer between 0 and 1", name="pool_failure_buffer"), server_default="0"
+    )
+    survives_loss: Mapped[bool] = mapped_column(server_default=text("true"))
+    max_share: Mapped[float] = mapped_column(
+        CheckConstraint("max_share > 0 and max_share <= 1", name="pool_max_share"), server_default="1"
+    )
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Why the pool has fewer machines than `size` or `buffer` requires and launches none. None if none is missing."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)

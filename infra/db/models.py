@@ -15,10 +15,11 @@ from sqlalchemy import (
     ForeignKey,
     ForeignKeyConstraint,
     Index,
+    literal_column,
     text,
 )
 from sqlalchemy.dialects.postgresql import JSONB
-from sqlalchemy.orm import Mapped, mapped_column
+from sqlalchemy.orm import Mapped, MappedSQLExpression, column_property, mapped_column
 
 from domain.capacity import CapacityKind
 from domain.isolation import Isolation
@@ -192,6 +193,16 @@ class Workload(Base):
     """The specification, a `domain.spec.WorkloadSpec` as JSON."""
     ask: Mapped[str | None] = mapped_column(Computed("workload_ask(spec)", persisted=True), deferred=True)
     """The part of the specification that schedulers read (`domain.demand`)."""
+    listed: MappedSQLExpression[Json] = column_property(
+        literal_column(
+            "jsonb_build_object('jobs', workload.spec -> 'jobs', 'tables', workload.spec -> 'tables', 'array',"
+            " case when workload.array_index is not null then workload.spec -> 'array'"
+            " when workload.spec ->> 'array' is not null then '{}' end)",
+            JSONB,
+        ),
+        deferred=True,
+    )
+    """The part of the specification that lists show. The list or matrix of an array can be long."""
     phase: Mapped[str] = mapped_column(server_default="pending")
     reason: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """Why the workload is in this phase."""

@@ -8,6 +8,7 @@ from infra.db import dependencies as dependencies
 from infra.db import logs as logs
 from infra.db import models as models
 from infra.db import placement_runs as placement_runs
+from infra.db import pool_plans as pool_plans
 from infra.db import reclaim as reclaim
 from infra.db import restored_databases as restored_databases
 from infra.db import services as services

@@ -17,11 +17,13 @@ def cheapest_plan(model: RiskModel, most_spot: int) -> tuple[int, ...]:
     and even spreads over the best zones, without spare replicas and with enough to survive the loss of any zone. The
     best candidate is then improved by single replicas: one more, one less, or one moved. Of equally cheap plans the
     first one is returned, so the result depends on the order of the options only. `model.options` ends with the
-    on-demand option, which is always available.
+    on-demand option, which is always available. If the replicas there now are no valid plan, for example because the
+    target changed, replicas may move although `model.is_still`.
     """
     search = _Search(model, most_spot)
     now = tuple(min(option.held, option.most) for option in model.options)
     search.consider(now)
+    search.is_still = model.is_still and bool(search.best)
     spot = range(len(model.options) - 1)
     for order in _orders(model):
         for zones in range(len(order) + 1):
@@ -39,6 +41,7 @@ class _Search:
     def __init__(self, model: RiskModel, most_spot: int) -> None:
         self.model = model
         self.most_spot = most_spot
+        self.is_still = False
         self.best: tuple[int, ...] = ()
         self.usd_per_h = float("inf")
         self.tried: set[tuple[int, ...]] = set()
@@ -48,11 +51,17 @@ class _Search:
         if plan is None or plan in self.tried:
             return
         self.tried.add(plan)
-        if sum(plan) < self.model.target or sum(plan[:-1]) > self.most_spot or plan[-1] < self.model.base:
+        if sum(plan) < self.model.target or plan[-1] < self.model.base or (self.is_still and self._moves(plan)):
+            return
+        if not self.model.least_spot <= sum(plan[:-1]) <= self.most_spot:
             return
         cost = self.model.usd_per_h(plan)
         if cost < self.usd_per_h - _CHEAPER:
             self.best, self.usd_per_h = plan, cost
+
+    def _moves(self, plan: tuple[int, ...]) -> bool:
+        more = [count - one.held for one, count in zip(self.model.options[:-1], plan[:-1], strict=True)]
+        return min(more, default=0) < 0 < max(more, default=0)
 
     def improve(self) -> None:
         for _ in range(_STEPS):

@@ -49,6 +49,10 @@ class RiskModel:
     """The number of on-demand replicas that each plan contains, at most N_tar."""
     refusal_usd: float = 0.0
     """The price of waiting for a refusal: what a replica costs that stands in meanwhile."""
+    is_still: bool = False
+    """Whether plans move no replicas from one zone to another."""
+    least_spot: int = 0
+    """The least number of spot replicas of each plan."""
 
     def usd_per_h(self, plan: Sequence[int]) -> float:
         """Returns the expected cost of a plan with at least N_tar replicas, in the unit of the prices.

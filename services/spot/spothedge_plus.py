@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from domain.capacity import CapacityKind
 from services.spot.estimates import Estimates, group_of
-from services.spot.knowledge import Knowledge, LaunchRecord
+from services.spot.knowledge import Knowledge, LaunchRecord, ZoneRecord
 from services.spot.plans import cheapest_plan
 from services.spot.risk import Option, RiskModel
 from services.spot.spothedge import split
@@ -44,13 +44,15 @@ class SpotHedgePlus:
     far_share: float = 0.02
     """The share of losses in which all zones of all groups are lost together."""
     horizon_h: float = 2.0
-    """The time in hours within which a launch must have paid for its cold start."""
+    """The time in hours within which a launch must have paid for its cold start. For so long after a launch, no replica
+    moves to another zone, unless spot replicas are missing."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again while spot replicas are missing."""
     longest_retry_s: float = 3600.0
     """The limit of that time while no spot replica is missing: the time doubles with each refusal in a row."""
     full_retry_s: float = 14400.0
-    """The same limit for a zone that held replicas when it refused another one: it is full, not down."""
+    """The same limit for a zone that held replicas when it refused another one: it is full, not down. Its first pause
+    is `longest_retry_s`."""
 
     def __post_init__(self) -> None:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
@@ -125,7 +127,8 @@ class SpotHedgePlus:
         there = [one for one in spot if one.is_granted or one.number not in late]
         held = Counter(one.zone for one in there)
         least = Counter(one.zone for one in there if one.number in kept)
-        waiting = self._waiting(state, observation, short=sum(one.is_granted for one in there) < target)
+        short = sum(one.is_granted for one in there) < target
+        waiting = self._waiting(state, observation, short=short)
         hazards = self.estimates.hazards(known, observation.now_s)
         zones = self.estimates.zones
         groups = {group: at for at, group in enumerate(dict.fromkeys(group_of(zone) for zone in zones))}
@@ -158,6 +161,9 @@ class SpotHedgePlus:
             self.horizon_h,
             base,
             self.estimates.answer_s(known) / 3600 * self.on_demand_usd_per_h,
+            not short and observation.now_s - _last_launch_s(known) < 3600 * self.horizon_h,
+            # If on-demand replicas took the place of spot replicas, these would be missing and be launched again.
+            min(target - base, sum(min(option.held, option.most) for option in options[:-1])),
         )
         counts = cheapest_plan(model, self.most_spot(target))
         plan = {option.zone: count for option, count in zip(options, counts, strict=True)}
@@ -166,24 +172,30 @@ class SpotHedgePlus:
         return plan
 
     def _waiting(self, state: PolicyState, observation: Observation, *, short: bool) -> frozenset[str]:
-        """Returns the zones in which no launch is tried now. If spot replicas are missing, pauses are not doubled."""
-        waiting = state.waiting(observation.now_s)
-        if short:
-            return waiting
+        """Returns the zones in which no launch is tried now.
+
+        The pause of a zone that held replicas when it refused is long: it is full. That of another zone is not doubled
+        while spot replicas are missing, because the zone may have recovered.
+        """
         counts = dict(state.refusals)
+
+        def pause_s(record: ZoneRecord, count: int) -> float:
+            if short and not record.room:
+                return 0.0
+            first_s, longest_s = self.retry_s, self.longest_retry_s
+            if record.room:
+                first_s, longest_s = self.longest_retry_s, self.full_retry_s
+            # 2 ** 20 is above any useful limit, and keeps the number finite.
+            return min(longest_s, first_s * 2.0 ** min(20, count - 1))
+
         paused = {
             name
             for name, record in state.knowledge.zones.items()
             if record.refused_at_s is not None
             and name in counts
-            # 2 ** 20 is above any useful limit, and keeps the number finite.
-            and observation.now_s - record.refused_at_s
-            < min(
-                self.full_retry_s if record.room else self.longest_retry_s,
-                self.retry_s * 2.0 ** min(20, counts[name] - 1),
-            )
+            and observation.now_s - record.refused_at_s < pause_s(record, counts[name])
         }
-        return waiting | paused
+        return state.waiting(observation.now_s) | paused
 
     def _is_sure(self, known: Knowledge, one: SpotReplica) -> bool:
         """Returns whether no on-demand replica needs to replace a spot replica that exists.
@@ -301,6 +313,13 @@ def _enough_s(known: Knowledge, needed: int, late: Collection[int]) -> float:
     sure = [one for number, one in known.launches.items() if one.zone is not None and number not in late]
     times_s = sorted(one.granted_at_s for one in sure if one.granted_at_s is not None)
     return (times_s[needed - 1] if needed else float("-inf")) if needed <= len(times_s) else float("inf")
+
+
+def _last_launch_s(known: Knowledge) -> float:
+    """Returns when a spot replica that exists was launched last, or a launch was refused last."""
+    times_s = [one.asked_at_s for one in known.launches.values() if one.zone is not None]
+    times_s += [one.refused_at_s for one in known.zones.values() if one.refused_at_s is not None]
+    return max(times_s, default=float("-inf"))
 
 
 def _room(known: Knowledge, zone: Zone) -> int:

@@ -12,6 +12,7 @@ from agent.config import AgentConfig
 from agent.isolation import TENANT_UIDS, why_not
 from domain.isolation import Isolation, TaskNetwork
 from domain.protocol.machines import NodeOutcome
+from infra.stack.ports import free_port
 from tests.agent.harness import Lab, processes_of, until_async
 from tests.agent.test_task_readiness import PYTHON, SERVER, _fetch, _quiet, _reported, _run, _serving
 
@@ -46,17 +47,18 @@ def _own_address() -> str | None:
 
 async def test_only_declared_ports_lead_to_a_task(lab: Lab, config: AgentConfig) -> None:
     """Two attempts serve on the same fixed port; tasks of an attempt reach each other by loopback."""
+    fixed = free_port()
     other = "exec $MIZZEN_PYTHON -I -S look.py"
     launches = [
         _serving(
-            lab, config, f"exec {PYTHON} server.py", "until [ -e targets ]; do sleep 0.05; done; " + other, port=8080
+            lab, config, f"exec {PYTHON} server.py", "until [ -e targets ]; do sleep 0.05; done; " + other, port=fixed
         )
         for _ in range(2)
     ]
     launches = [one.model_copy(update={"files": {"server.py": SERVER, "look.py": _LOOK}}) for one in launches]
     with socket.create_server(("127.0.0.1", 0)) as loopback, socket.create_server(("0.0.0.0", 0)) as everywhere:
         targets = [
-            ("127.0.0.1", 8080),
+            ("127.0.0.1", fixed),
             ("localhost", loopback.getsockname()[1]),
             ("10.0.2.2", loopback.getsockname()[1]),
             ("169.254.169.254", 80),
@@ -72,7 +74,7 @@ async def test_only_declared_ports_lead_to_a_task(lab: Lab, config: AgentConfig)
                 run = lab.folder_of(launch, config)
                 assert await asyncio.to_thread(_fetch, report["port"]) == run.run_id
             with pytest.raises(ConnectionRefusedError):
-                socket.create_connection(("127.0.0.1", 8080), 3).close()
+                socket.create_connection(("127.0.0.1", fixed), 3).close()
             look = lab.folder_of(launches[0], config, task=1)
             (look.work / "targets.new").write_text("".join(f"{host} {port}\n" for host, port in targets))
             (look.work / "targets.new").rename(look.work / "targets")

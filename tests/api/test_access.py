@@ -17,6 +17,7 @@ from domain.phases import Phase
 from domain.service import ServiceSpec
 from infra.db.events import record
 from infra.db.placement_runs import begin_placement_run
+from infra.db.pool_plans import PoolPlan
 from infra.db.services import ServiceRow, ServiceVersion
 from infra.db.session import transaction
 from infra.db.tenants import Secret
@@ -129,12 +130,14 @@ def _digests(engine: Engine) -> str:
 
 @pytest.fixture(scope="module")
 def lived_in(shared_world: ApiWorld) -> ApiWorld:
-    """Returns a world with a running workload of tenant vision, an open placement run and an instance."""
+    """Returns a world with a running workload of tenant vision, a placement run, a plan of pools and an instance."""
     id_ = shared_world.add_workload(Phase.RUNNING, labels={"team": "demo"})
     shared_world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
     store_output(shared_world.buckets["north"], id_, [b"x"], name="vision")
     with shared_world.session() as session:
         begin_placement_run(session, VALUES["placement_run"], 3600.0, dry_run=True)
+        plan = {"pools": [], "moves": [], "move_count": 0, "busy_move_count": 0}
+        session.add(PoolPlan(region="north", inputs="", body=plan, svg="<svg/>"))
     shared_world.add_instance()
     with shared_world.session() as session:
         session.add(ServiceRow(id=SERVICE, tenant="vision", name="chat"))

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from sqlalchemy import func, select
+from sqlalchemy import Engine, event, func, select
 
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
@@ -87,6 +87,30 @@ async def test_an_element_has_its_own_entry_of_a_list(world: ApiWorld) -> None:
     whole = (await get(world, f"/v1/workloads/{array}"))["spec"]["array"]
     assert whole == {"indexes": "0-999", "list": [{"lr": "0.1", "seed": str(n)} for n in range(1000)]}
     assert (await get(world, f"/v1/workloads/{await _submit(world, whole)}"))["spec"]["array"] == whole
+
+
+@pytest.mark.parametrize("parameters", [{"list": [{"p": "x" * 100 + str(k)} for k in range(1000)]},
+                                        {"matrix": {"p": ["x" * 100 + str(k) for k in range(1000)]}}])  # fmt: skip
+async def test_a_page_does_not_read_the_parameters_of_arrays(world: ApiWorld, parameters: dict[str, Any]) -> None:
+    """What the database sends for a page is far less than the parameters."""
+    array = await _submit(world, parameters)
+    read: list[int] = []
+
+    def count(_: object, cursor: Any, *__: object) -> None:
+        result = cursor.pgresult
+        fields = range(result.nfields)
+        read.extend(len(result.get_value(row, field) or b"") for row in range(result.ntuples) for field in fields)
+
+    event.listen(Engine, "after_cursor_execute", count)
+    try:
+        [found] = (await get(world, "/v1/workloads"))["items"]
+    finally:
+        event.remove(Engine, "after_cursor_execute", count)
+    assert found["id"] == array and found["array"]["elements"] == 1000 and found["jobs"]
+    assert 0 < sum(read) < 10_000
+    _take(world, array, 0)
+    [element] = (await get(world, "/v1/workloads", array=array))["items"]
+    assert element["element"]["parameters"] == {"p": "x" * 100 + "0"}
 
 
 async def test_waiting_elements_wait_for_what_their_array_waits(world: ApiWorld) -> None:

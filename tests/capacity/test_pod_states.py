@@ -62,6 +62,20 @@ def test_disruption_targets(reason: str, message: str, words: str) -> None:
     assert (ended.ended or "").startswith(words)
 
 
+@pytest.mark.parametrize(
+    ("reason", "words"),
+    [
+        ("WorkloadEvictedDueToPreempted", "Preempted: its words"),
+        ("WorkloadEvictedDueToClusterQueueStopped", "Evicted by Kueue: ClusterQueueStopped: its words"),
+        ("WorkloadDeleted", "Evicted by Kueue: WorkloadDeleted: its words"),
+    ],
+)
+def test_kueue_ends_a_pod(reason: str, words: str) -> None:
+    """The condition that Kueue sets before it deletes a pod gives the reason."""
+    target = {"type": "TerminationTarget", "status": "True", "reason": reason, "message": "its words"}
+    assert _machine(_pod(target, deleted=True, phase="Running", **_agent(running={}))).leaves == words
+
+
 def test_a_node_that_does_not_answer() -> None:
     """A taint on a node whose pods are not ready means that it is lost; a pod that nobody confirms has ended later."""
     ready = {"type": "Ready", "status": "False"}

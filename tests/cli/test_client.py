@@ -17,6 +17,7 @@ from infra.db.array_rows import take_element
 from infra.db.models import Workload
 from infra.db.session import transaction
 from mizzen.client import Client, NotFound, Unreachable
+from mizzen.client.log_lines import LogPosition
 from tests.cli.service import DOCUMENT, DONE, Cutter, Service, serving
 
 
@@ -182,6 +183,36 @@ def test_followed_logs_come_once_each_over_lost_connections_and_attempts(
         label = f"train/{task}| ".encode()
         assert [line.removeprefix(label).decode() for line in seen if line.startswith(label)] == expected
     assert len(seen) == 24 and attempts == [2]
+
+
+def test_the_time_between_the_end_of_a_log_and_of_its_attempt_is_no_retry(service: Service, client: Client) -> None:
+    """While outputs are stored, the user is not told that a connection is retried."""
+    id_ = client.submit(DOCUMENT)["id"]
+    service.place(id_)
+    for task in (0, 1):
+        service.write_log(id_, f"step {task}\n", task=task, end=True)
+    retries: list[str] = []
+    end = threading.Timer(1.0, service.become, (id_, Phase.SUCCEEDED), {"reason": DONE})
+    with Client(client.url, service.keys["vision"], on_retry=lambda error, left_s: retries.append(error)) as own:
+        followed = own.logs(id_, follow=True)
+        next(followed)
+        end.start()
+        assert len(list(followed)) == 1
+    end.join()
+    assert retries == []
+
+
+def test_an_interrupted_reader_continues_where_it_was(service: Service, client: Client) -> None:
+    """The second call gets the position of the first, and yields only what the first did not."""
+    id_ = client.submit(DOCUMENT)["id"]
+    service.place(id_)
+    for task in (0, 1):
+        service.write_log(id_, "one\ntwo\n", task=task, end=True)
+    service.become(id_, Phase.SUCCEEDED, reason=DONE)
+    position = LogPosition()
+    first = list(islice(client.logs(id_, follow=True, position=position), 3))
+    rest = list(client.logs(id_, follow=True, position=position))
+    assert sorted(first + rest) == [f"train/{task}| {word}".encode() for task in (0, 1) for word in ("one", "two")]
 
 
 def test_a_followed_tail_goes_on_where_it_was(

@@ -76,6 +76,8 @@ def test_any_combination_is_converted_or_refused(options: list[str], body: list[
         (["-N 2", "-n 8", "--gpus=8", "--mem=40G"], {"accelerators": "gpu:1", "cpus": 1, "memory": "10GiB"}, 8),
         (["-N 2", "--ntasks-per-node=4", "--gres=gpu:h100:8", "--cpus-per-gpu=6", "--mem-per-cpu=500M"],
          {"accelerators": "h100:2", "cpus": 12, "memory": "6000MiB"}, 8),
+        (["-n 4", "--ntasks-per-node=2", "--gres=gpu:2", "--mem=4G"],
+         {"accelerators": "gpu:1", "cpus": 1, "memory": "2GiB"}, 4),
         (["--gpus=4", "--ntasks-per-gpu=1", "--mem=8G"], {"accelerators": "gpu:1", "cpus": 1, "memory": "2GiB"}, 4),
         (["--gres=gpu:1", "--constraint=a100|h100", "--mem=1T"],
          {"accelerators": ["a100:1", "h100:1"], "cpus": 1, "memory": "1TiB"}, 1),

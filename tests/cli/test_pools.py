@@ -1,7 +1,11 @@
 """Commands for pools and instances, with the real API."""
 
 import json
+from pathlib import Path
+from xml.etree import ElementTree
 
+from activities.capacity.pool_plans import PoolPlanner
+from infra.config.scheduling import CapacitySettings
 from infra.db.capacity import InstanceRow
 from infra.db.session import transaction
 from mizzen.cli.app import run
@@ -67,3 +71,34 @@ def test_operators_end_instances(as_operator: Service, capsys: Capture) -> None:
     assert rows["in-1"]["ending"]["sentence"].startswith("ended by")
     assert rows["in-2"]["ending"] is None
     assert run(["instances", "list", "--pool", "other"]) == 0
+
+
+def test_operators_see_the_plan_of_pools(as_operator: Service, capsys: Capture, tmp_path: Path) -> None:
+    """Sizes for plans are set; `pools plan --dry-run` shows the newest plan, and writes its picture."""
+    what = ["pools", "set", "north/ras"]
+    assert (
+        run([*what, "--gpus", "a100=2000000", "--gpus", "h100=8", "--failure-buffer", "0.1", "--max-share", "0.5"]) == 0
+    )
+    assert run([*what, "--gpus", "a100=2000000", "--no-survives-loss"]) == 0
+    capsys.readouterr()
+    assert run(["pools", "list", "-o", "json"]) == 0
+    [pool] = json.loads(capsys.readouterr().out)
+    assert (pool["gpus"], pool["failure_buffer"]) == ({"a100": 2000000}, 0.1)
+    assert (pool["survives_loss"], pool["max_share"]) == (False, 0.5)
+    assert run(["pools", "plan", "north", "--dry-run"]) != 0
+    assert "north" in capsys.readouterr().err
+    assert PoolPlanner(as_operator.engine, CapacitySettings()).round() == []
+    picture = tmp_path / "plan.svg"
+    assert run(["pools", "plan", "north", "--dry-run", "--svg", str(picture)]) == 0
+    assert "ras lacks 2199992 a100" in capsys.readouterr().out
+    assert ElementTree.fromstring(picture.read_text()).tag.endswith("svg")
+    for wrong, complaint in (
+        (["pools", "plan", "north"], "--dry-run"),
+        ([*what, "--gpus", "a100"], "key=value"),
+        ([*what, "--gpus", "a100=many"], "whole number"),
+        ([*what, "--failure-buffer", "2"], "--failure-buffer"),
+        ([*what, "--max-share", "0"], "--max-share"),
+    ):
+        assert run(wrong) != 0
+        assert complaint in capsys.readouterr().err
+    assert run([*what, "--gpus", "a100=0"]) == run(["pools", "rm", "north/ras"]) == 0

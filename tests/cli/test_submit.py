@@ -73,7 +73,9 @@ def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
 def test_a_working_directory_is_uploaded_once(
     as_operator: Service, write: Callable[..., str], tmp_path: Path, capsys: Capture
 ) -> None:
-    """`workdir` is relative to the document's folder; unchanged files are not uploaded again."""
+    """`workdir` is relative to the document's folder, that of --set to the current one. Unchanged files are not
+    uploaded again.
+    """
     (tmp_path / "src").mkdir()
     (tmp_path / "src/train.py").write_text("print('hello')")
     file = write(workdir="./src")
@@ -93,6 +95,15 @@ def test_a_working_directory_is_uploaded_once(
     assert run(["submit", write(workdir="./src", tables=["nowhere"])]) == 2
     said = capsys.readouterr().err
     assert "nowhere" in said and "archive" not in said and "checksum" not in said
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/train.py").write_text("print('another')")
+    file = write(workdir="./src")
+    assert run(["submit", file, "--set", f"workdir={tmp_path / 'other'}", "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["spec"]["workdir"] != one["spec"]["workdir"]
+    assert run(["submit", "--from", one["id"], "--set", "workdir=null", "-o", "json"]) == 0
+    assert "workdir" not in json.loads(capsys.readouterr().out)[0]["spec"]
+    assert run(["submit", file, "--set", "workdir=./nowhere"]) == 2
+    assert "workdir: nowhere is not a folder" in capsys.readouterr().err
 
 
 def test_the_same_idempotency_key_is_the_same_workload(

@@ -57,7 +57,7 @@ def _decide(seed: int) -> None:
     region.refresh(snapshot.now_s + 60)
     region.compute_lost_work()
     candidates = [Candidate(replace(crowded(seed + n)[1], workload=f"new{n}"), waited_s=7200.0) for n in range(4)]
-    auction = Auction([region], Options(reserve_after_s=3600.0, joint=seed % 10 == 0))
+    auction = Auction([region], Options(reserve_after_s=3600.0))
     auction.open(snapshot.now_s + 60)
     auction.place(candidates)
     for workload in list(region.running):

@@ -1,4 +1,4 @@
-"""The auction: batches equal placement one by one, and the joint choice drops no workload."""
+"""The auction: batches equal placement one by one."""
 
 from dataclasses import replace
 from random import Random
@@ -133,99 +133,6 @@ def test_bids_from_elsewhere_decide_nothing_that_does_not_hold(seed: int) -> Non
             states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, candidate.request)
 
 
-def _roomy(seed: int) -> tuple[list[RegionSnapshot], list[Candidate]]:
-    """Returns three small, mostly free regions, some with one GPU type only, and gangs of one or two GPU types."""
-    rng = Random(seed)
-    fleet = []
-    for name in ("r0", "r1", "r2"):
-        types = ["a100"] * rng.randint(1, 2) + ["h100"] * rng.choice((0, 0, 1, 2))
-        states = [machine(f"{name}m{k}", gpu_type=gpu_type) for k, gpu_type in enumerate(types)]
-        holders = []
-        if rng.random() < 0.3:
-            states.append(machine(f"{name}m9", used=8))
-            holders.append(running(f"{name}w", (f"{name}m9", 8), rank=rng.choice((4, 8))))
-        fleet.append(replace(region(states, holders), region=name))
-    one, two = (gpu_job(1, 8),), (gpu_job(1, 8), gpu_job(1, 8, "h100", name="other"))
-    gangs = [(rng.choice((1, 1, 3)), rng.choice((one, two))) for _ in range(rng.randint(2, 6))]
-    gangs.sort(key=lambda gang: gang[0])
-    return fleet, [
-        Candidate(replace(request(*jobs, rank=rank), workload=f"new{k}")) for k, (rank, jobs) in enumerate(gangs)
-    ]
-
-
-def test_roomy_fleets_have_something_to_win() -> None:
-    """On the roomy fleets, the joint choice places some workloads that placement one by one does not."""
-    gains = 0
-    for seed in range(60):
-        fleet, candidates = _roomy(seed)
-        auction = opened_auction(fleet, Options(joint=True))
-        auction.place(candidates)
-        gains += auction.stats.joint_gains
-    assert gains > 0
-
-
-@settings(PROPERTY, max_examples=examples(60))
-@given(st.integers(0, 2**32), st.booleans())
-def test_together_leaves_nobody_behind(seed: int, roomy: bool) -> None:
-    """The joint choice places every workload that placement one by one places, with no more victims or lost work."""
-    fleet, candidates = _roomy(seed) if roomy else (_fleet(seed), _batch(seed, 8))
-    alone = opened_auction(fleet, Options()).place(candidates)
-    auction = opened_auction(fleet, Options(joint=True))
-    together = auction.place(candidates)
-    placed = {o.workload for o in alone if o.plan}
-    assert placed <= {o.workload for o in together if o.plan}
-    for one, other in zip(alone, together, strict=True):
-        if one.plan is not None and other.plan is not None:
-            assert other.plan.quality.type_preference <= one.plan.quality.type_preference
-    costs, most = _cost(together), _cost(alone)
-    assert all(a <= b + 1e-6 for a, b in zip(costs, most, strict=True))
-    assert auction.stats.joint_gains == sum(o.plan is not None for o in together) - len(placed)
-    states = {snapshot.region: snapshot for snapshot in fleet}
-    for candidate, outcome in zip(candidates, together, strict=True):
-        if outcome.plan is not None:
-            # Raises an error if the plans are not valid together.
-            states[outcome.plan.region] = after_award(states[outcome.plan.region], outcome.plan, candidate.request)
-
-
-def _cost(outcomes: list[AuctionOutcome]) -> list[float]:
-    """Returns the number of victims up to each rank, and the lost work."""
-    plans = [o.plan for o in outcomes if o.plan is not None]
-    up_to = [sum(sum(p.quality.victims_by_rank[: k + 1]) for p in plans) for k in range(14)]
-    return [*up_to, sum(p.quality.lost_gpu_s for p in plans)]
-
-
-def _two_regions() -> list[RegionSnapshot]:
-    """Returns one region with both GPU types and one with a100 only, both free."""
-    here = region([machine("x1"), machine("x2", gpu_type="h100")])
-    return [replace(here, region="x"), replace(region([machine("y1")]), region="y")]
-
-
-def test_the_first_makes_room_for_the_second() -> None:
-    """Placed one by one, the first workload takes the second's only region; jointly, both are placed (MAST 4.1)."""
-    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    alone = opened_auction(_two_regions(), Options()).place([first, second])
-    assert [o.plan and o.plan.region for o in alone] == ["x", None]
-    auction = opened_auction(_two_regions(), Options(joint=True))
-    together = auction.place([first, second])
-    assert [o.plan and o.plan.region for o in together] == ["y", "x"]
-    assert auction.stats.joint_gains == 1
-
-
-def test_a_joint_choice_that_is_not_told_takes_nothing() -> None:
-    """If only the first outcome of a joint choice is consumed, the machines of the second stay free."""
-    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    auction = opened_auction(_two_regions(), Options(joint=True))
-    outcomes = auction.iter_outcomes([first, second])
-    told = next(outcomes)
-    assert told.plan is not None and told.plan.region == "y"
-    assert auction.bidder("x").supply(1)["a100"] == 0
-    outcomes.close()
-    assert [auction.bidder("x").supply(1)[t] for t in ("a100", "h100")] == [8, 8]
-    assert auction.bidder("y").supply(1)["a100"] == 0
-
-
 def test_what_was_refused_may_have_room_after_an_award_that_was_not_to_be() -> None:
     """A cached refusal holds only while no resources are released in the pass; then the cache must be cleared."""
     first, second = (Candidate(replace(request(gpu_job(1, 8)), workload=name)) for name in ("1", "2"))
@@ -237,33 +144,6 @@ def test_what_was_refused_may_have_room_after_an_award_that_was_not_to_be() -> N
     assert auction.place([second])[0].plan is None
     auction.forget_refusals()
     assert auction.place([second])[0].plan is not None
-
-
-def test_together_spares_victims() -> None:
-    """If the first workload can use another region for free, the second needs no victim."""
-    low = [running("low", ("y2", 8))]
-    y = replace(region([machine("y1"), machine("y2", used=8), machine("y3", gpu_type="h100")], low), region="y")
-    fleet = [replace(region([machine("z1")]), region="z"), y]
-    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    alone = opened_auction(fleet, Options()).place([first, second])
-    assert [o.plan and (o.plan.region, o.plan.victims) for o in alone] == [("y", ()), ("y", ("low",))]
-    auction = opened_auction(fleet, Options(joint=True))
-    together = auction.place([first, second])
-    assert [o.plan and (o.plan.region, o.plan.victims) for o in together] == [("z", ()), ("y", ())]
-    assert (auction.stats.joint_gains, auction.stats.joint_spared) == (0, 1)
-
-
-def test_together_evicts_no_more() -> None:
-    """If the second workload could only be placed with an extra eviction, the joint choice lets it wait."""
-    fleet = _two_regions()
-    full = replace(region([machine("y1", used=8)], [running("low", ("y1", 8))]), region="y")
-    first = Candidate(replace(request(gpu_job(1, 8)), workload="1"))
-    second = Candidate(replace(request(gpu_job(1, 8), gpu_job(1, 8, "h100")), workload="2"))
-    auction = opened_auction([fleet[0], full], Options(joint=True))
-    together = auction.place([first, second])
-    assert [o.plan and o.plan.region for o in together] == ["x", None]
-    assert (auction.stats.joint_heads, auction.stats.joint_gains) == (1, 0)
 
 
 def test_equal_bids_go_where_the_slow_path_planned() -> None:

@@ -120,14 +120,6 @@ def test_worse_ranks_do_not_evict_the_sources_of_a_reservation() -> None:
     assert auction.place([replace(middle, request=replace(middle.request, rank=1))])[0].plan is not None
 
 
-def test_reservations_hold_in_the_joint_choice() -> None:
-    """The joint choice ends before a workload that a reservation of another may exclude."""
-    urgent = replace(_LARGE, waited_s=0.0)
-    auction = opened_auction([_protected(_ENDS_S)], Options(reserve_after_s=3600.0, joint=True))
-    large, worse = auction.place([urgent, _small("worse")])
-    assert (large.starts_at_s, worse.plan) == (_ENDS_S, None)
-
-
 def test_a_reservation_moves_if_its_source_is_not_of_worse_rank_any_more() -> None:
     """A gang does not keep machines whose holder it may not evict any more, if it fits elsewhere."""
     holders = [replace(running(f"on-m{k}", (f"m{k}", 8), rank=7), protected_until_s=1000.0 + 100 * k) for k in (1, 2)]

@@ -1,6 +1,8 @@
 """Expected starts: the schedule of one future, remaining run times, and intervals that past errors correct."""
 
 import json
+from dataclasses import replace
+from itertools import accumulate
 from math import exp
 from random import Random
 
@@ -10,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gms.starts.calibration import Calibration
-from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
+from gms.starts.forecast import ArrayElements, HeldAmount, StartForecaster, WaitingDemand
 from gms.starts.kernels import RunningColumns, WaitingColumns, list_schedule
 from gms.starts.run_history import RunHistory
 from reference.list_schedule import ScheduledWorkload, starts_of
@@ -19,38 +21,56 @@ from tests.depth import examples
 from . import PROPERTY
 
 POOLS = 3
+arrays = st.none() | st.integers(0, 1)
 masks = st.frozensets(st.integers(0, POOLS - 1), min_size=1)
-workloads = st.builds(ScheduledWorkload, masks, st.integers(1, 4), st.integers(1, 9).map(float), st.booleans())
-ends = st.tuples(st.integers(1, 20).map(float), st.integers(0, POOLS - 1), st.integers(1, 4))
+workloads = st.builds(ScheduledWorkload, masks, st.integers(1, 4), st.integers(1, 9).map(float), st.booleans(), arrays)
+ends = st.tuples(st.integers(1, 20).map(float), st.integers(0, POOLS - 1), st.integers(1, 4), arrays)
+Running = tuple[float, int, int, int | None]
 
 
-def _schedule(queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]]) -> list[float]:
-    kinds: dict[tuple[int, int, bool], int] = {}
-    keys = [(sum(1 << pool for pool in w.pools), w.needs, w.reserves) for w in queue]
+def _schedule(
+    queue: list[tuple[ScheduledWorkload, int]], free: list[int], running: list[Running], admitted: list[int]
+) -> list[float]:
+    """Returns the start of the first element of each entry, whose elements run for one second more in turn."""
+    kinds: dict[tuple[int, int, bool, int | None], int] = {}
+    keys = [(sum(1 << pool for pool in w.pools), w.needs, w.reserves, w.array) for w, _ in queue]
     classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)
-    allowed, needs, reserves = np.array(list(kinds), np.int64).T.copy()
-    ends_s, pools, holds = (
-        np.array([r[k] for r in running], kind) for k, kind in enumerate((float, np.int32, np.int64))
-    )
-    runs_s = np.array([w.runs_s for w in queue])
+    allowed, needs, reserves = np.array([kind[:3] for kind in kinds], np.int64).T.copy()
+    places = np.array([1000 if kind[3] is None else admitted[kind[3]] for kind in kinds], np.int64)
+    of_array = {kind[3]: number for kind, number in kinds.items() if kind[3] is not None}
+    held = [(pool, amount, -1 if array is None else of_array.get(array, -1)) for _, pool, amount, array in running]
+    pools, holds, counted = np.array(held, np.int64).reshape(-1, 3).T.copy()
+    runs_s = np.array([[w.runs_s + turn for w, _ in queue] for turn in (0, 1)])
     starts: list[float] = list_schedule(
-        np.array(free, np.int64), RunningColumns(ends_s, pools, holds),
-        WaitingColumns(classes, allowed, needs, reserves > 0, runs_s), 1e9,
+        np.array(free, np.int64), RunningColumns(np.array([r[0] for r in running], float), pools, holds, counted),
+        WaitingColumns(
+            classes, allowed, needs, reserves > 0, places, np.array([count for _, count in queue]),
+            np.ones(len(queue), bool), runs_s,
+        ), 1e9,
     ).tolist()  # fmt: skip
     return starts
 
 
 @settings(PROPERTY, max_examples=examples(300))
 @given(
-    st.lists(workloads, min_size=1, max_size=12),
+    st.lists(st.tuples(workloads, st.integers(1, 3)), min_size=1, max_size=10),
     st.lists(st.integers(0, 3), min_size=POOLS, max_size=POOLS),
     st.lists(ends, max_size=8),
+    st.lists(st.integers(0, 2), min_size=2, max_size=2),
 )
 def test_schedule_equals_the_reference(
-    queue: list[ScheduledWorkload], free: list[int], running: list[tuple[float, int, int]]
+    queue: list[tuple[ScheduledWorkload, int]], free: list[int], running: list[Running], admitted: list[int]
 ) -> None:
-    """Each workload starts when the plain schedule starts it, with reservations and without."""
-    assert _schedule(queue, free, running) == starts_of(queue, free, running, 1e9)
+    """Each workload, and the first element of each entry, starts when the plain schedule of all elements starts it.
+
+    With reservations and without, and with the throttles of two arrays, whose elements have equal needs.
+    """
+    first = {w.array: w for w, _ in reversed(queue) if w.array is not None}
+    queue = [(replace(first.get(w.array, w), runs_s=w.runs_s), count) for w, count in queue]
+    elements = [replace(w, runs_s=w.runs_s + k % 2) for w, count in queue for k in range(count)]
+    firsts = [0, *accumulate(count for _, count in queue)][:-1]
+    plain = starts_of(elements, free, running, 1e9, dict(enumerate(admitted)))
+    assert _schedule(queue, free, running, admitted) == [plain[k] for k in firsts]
 
 
 def test_remaining_run_times_are_those_above_the_age() -> None:
@@ -156,3 +176,25 @@ def test_forecast_waits_for_running_work() -> None:
     assert first[0] <= 1800 <= first[1] and second[0] <= 5400 <= second[1]
     assert np.isnan(large).all(), "nine slots never become free"
     assert forecaster.forecast(10_001.0, [], held, [0]).shape == (0, 2)
+
+
+@pytest.mark.parametrize("throttle", [None, 2])
+def test_elements_that_no_scan_ranks_take_freed_slots_first(throttle: int | None) -> None:
+    """Two slots, an array with two running and 20 waiting elements of an hour, and a workload behind it.
+
+    The workload starts after the last element. With a third slot, it starts at once if the throttle is two.
+    """
+    forecaster = StartForecaster()
+    for _ in range(100):
+        forecaster.ended(("t/1", "1"), 3600.0)
+    array = None if throttle is None else "a"
+    held = [HeldAmount(f"a-{k}", ("t/1", "1"), 0, 1, 9999.0, array=array) for k in range(2)]
+    behind = [WaitingDemand("later", ("t/1", "1"), 3, 3, 1, 1)]
+    element = WaitingDemand("a", ("t/1", "1"), 3, 3, 1, 1, array)
+
+    def first_s(slots: int) -> float:
+        backlog = ArrayElements(element, 0, 20, None if throttle is None else 0)
+        return float(forecaster.forecast(10_000.0, behind, held, [slots - 2], [backlog])[0, 0])
+
+    assert first_s(2) > 3600.0
+    assert (first_s(3) == 0.0) == (throttle is not None)

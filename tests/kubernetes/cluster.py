@@ -60,9 +60,13 @@ class KubernetesCluster:
                 serialization.NoEncryption(),
             )
         )
-        (self.folder / "tokens").write_text(f'{_ADMIN},admin,admin,"system:masters"\nmizzen-token,mizzen,mizzen\n')
+        (self.folder / "tokens").write_text(
+            f'{_ADMIN},admin,admin,"system:masters"\nmizzen-token,mizzen,mizzen\n'
+            "dispatcher-token,dispatcher,dispatcher\n"
+        )
         self._write_kubeconfig(self.folder / "admin.kubeconfig", _ADMIN)
         self._write_kubeconfig(self.kubeconfig, "mizzen-token")
+        self._write_kubeconfig(self.folder / "dispatcher.kubeconfig", "dispatcher-token")
         self._run(
             "etcd", "--data-dir", str(self.folder / "etcd"), "--unsafe-no-fsync",
             "--listen-client-urls", f"http://127.0.0.1:{self._etcd_port}",
@@ -84,7 +88,7 @@ class KubernetesCluster:
             f"--secure-port={free_port()}", "--bind-address=127.0.0.1", f"--cert-dir={self.folder}/sched",
         )  # fmt: skip
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        self._allow()
+        self.allow(RBAC, "mizzen")
         account = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default"
         self.until(lambda: self.call("GET", account), "the namespace has its service account")
 
@@ -154,9 +158,9 @@ class KubernetesCluster:
         self.until(lambda: self.call("GET", f"{path}/{name}")["status"]["currentHealthy"] >= least, "it is counted")
         return f"{path}/{name}"
 
-    def status_as_mizzen(self, method: str, path: str) -> int:
-        """Returns the status of the answer to a request with the rights of mizzen."""
-        return self._http.request(method, path, headers={"authorization": "Bearer mizzen-token"}).status_code
+    def status_as_mizzen(self, method: str, path: str, user: str = "mizzen") -> int:
+        """Returns the status of the answer to a request with the rights of mizzen, or of its `dispatcher`."""
+        return self._http.request(method, path, headers={"authorization": f"Bearer {user}-token"}).status_code
 
     def compact(self) -> None:
         """Forgets all versions of objects until now, so that earlier watches cannot be continued."""
@@ -186,13 +190,15 @@ class KubernetesCluster:
                 self.kill(program)
         self._http.close()
 
-    def _allow(self) -> None:
-        for body in yaml.safe_load_all(RBAC.read_text()):
+    def allow(self, rbac: Path, user: str) -> None:
+        """Gives a user the rights that a manifest gives to its service account."""
+        for body in yaml.safe_load_all(rbac.read_text()):
             group = "" if body["apiVersion"] == "v1" else body["apiVersion"]
-            if body["kind"] == "RoleBinding":
-                body["subjects"] = [{"kind": "User", "name": "mizzen", "apiGroup": group.partition("/")[0]}]
+            if body["kind"].endswith("RoleBinding"):
+                body["subjects"] = [{"kind": "User", "name": user, "apiGroup": group.partition("/")[0]}]
             root = f"/apis/{group}" if group else "/api/v1"
-            self.call("POST", f"{root}/namespaces/{NAMESPACE}/{body['kind'].lower()}s", body)
+            where = root if body["kind"].startswith("Cluster") else f"{root}/namespaces/{NAMESPACE}"
+            self.call("POST", f"{where}/{body['kind'].lower()}s", body)
 
     def _write_kubeconfig(self, path: Path, token: str) -> None:
         cluster = {"server": self.url, "insecure-skip-tls-verify": True}

@@ -15,8 +15,11 @@ from tests.kubernetes.cluster import KubernetesCluster
 
 
 @contextlib.contextmanager
-def losing(there: KubernetesCluster, folder: Path, seed: int) -> Iterator[Path]:
-    """Yields a kubeconfig whose server loses three in four creations: before, after or with nonsense as its answer."""
+def losing(there: KubernetesCluster, folder: Path, seed: int, method: str = "POST") -> Iterator[Path]:
+    """Yields a kubeconfig whose server loses three in four requests of a method, creations by default.
+
+    They are lost before or after they are carried out, or are answered with nonsense.
+    """
     chance, lock = random.Random(seed), threading.Lock()
     upstream = httpx.Client(base_url=there.url, verify=False, timeout=20, trust_env=False)
 
@@ -24,7 +27,7 @@ def losing(there: KubernetesCluster, folder: Path, seed: int) -> Iterator[Path]:
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("content-length", 0)))
             with lock:
-                fate = chance.randrange(4) if self.command == "POST" else 3
+                fate = chance.randrange(4) if self.command == method else 3
             if "watch=true" in self.path or fate == 0:
                 self.close_connection = True
                 return

@@ -14,6 +14,7 @@ from services.values import (
     Loss,
     LossKind,
     ReplicaFacts,
+    ServiceDecision,
     ServicePlan,
     ServiceState,
     SetReplicaBase,
@@ -96,32 +97,43 @@ class Market:
 
     def _decide(self) -> None:
         for _ in range(_MOST_ROUNDS):
-            self._answer()
-            for number in [n for n, at_s in self.ready_at_s.items() if at_s <= self.now_s]:
-                del self.ready_at_s[number]
-                self.replicas[number] = replace(self.replicas[number], stage=Stage.READY, since_s=self.now_s)
-            assert self.state is not None
-            restarted = SERVICE_STATE.validate_json(SERVICE_STATE.dump_json(self.state))
-            losses, self.losses = self.losses, []
-            decision = decide(self.plan, restarted, list(self.replicas.values()), losses, 0, self.now_s)
-            self.state = decision.state
-            wake_s = self._wake_s(decision.state)
-            assert wake_s is None or (decision.wake_at_s is not None and decision.wake_at_s <= wake_s)
-            for number, one in self.replicas.items():
-                self.replicas[number] = replace(one, was_ready=one.was_ready or one.stage is Stage.READY)
-            if not decision.actions:
+            self._happen()
+            if not self._step().actions:
                 return
-            for action in decision.actions:
-                if isinstance(action, LaunchReplica):
-                    self._launch(action)
-                elif isinstance(action, SetReplicaBase):
-                    self.replicas[action.number] = replace(self.replicas[action.number], is_base=action.is_base)
-                else:
-                    assert isinstance(action, DrainReplica | EndReplica)
-                    self.replicas.pop(action.number, None)
-                    self.ready_at_s.pop(action.number, None)
-                    self.answer_at_s.pop(action.number, None)
         raise AssertionError(f"still actions after {_MOST_ROUNDS} decisions at one time")
+
+    def _happen(self) -> None:
+        """Answers launches and ends cold starts that are due."""
+        self._answer()
+        for number in [n for n, at_s in self.ready_at_s.items() if at_s <= self.now_s]:
+            del self.ready_at_s[number]
+            self.replicas[number] = replace(self.replicas[number], stage=Stage.READY, since_s=self.now_s)
+
+    def _step(self) -> ServiceDecision:
+        """Lets the controller decide once, and carries the decision out."""
+        assert self.state is not None
+        restarted = SERVICE_STATE.validate_json(SERVICE_STATE.dump_json(self.state))
+        losses, self.losses = self.losses, []
+        decision = decide(self.plan, restarted, list(self.replicas.values()), losses, 0, self.now_s)
+        self.state = decision.state
+        wake_s = self._wake_s(decision.state)
+        assert wake_s is None or (decision.wake_at_s is not None and decision.wake_at_s <= wake_s)
+        for number, one in self.replicas.items():
+            self.replicas[number] = replace(one, was_ready=one.was_ready or one.stage is Stage.READY)
+        for action in decision.actions:
+            if isinstance(action, LaunchReplica):
+                self._launch(action)
+            elif isinstance(action, SetReplicaBase):
+                self.replicas[action.number] = replace(self.replicas[action.number], is_base=action.is_base)
+            else:
+                assert isinstance(action, DrainReplica | EndReplica)
+                self._stop(action)
+        return decision
+
+    def _stop(self, action: DrainReplica | EndReplica) -> None:
+        self.replicas.pop(action.number, None)
+        self.ready_at_s.pop(action.number, None)
+        self.answer_at_s.pop(action.number, None)
 
     def _launch(self, action: LaunchReplica) -> None:
         one = ReplicaFacts(self.number, action.version, action.kind, action.zone, Stage.STARTING, self.now_s)

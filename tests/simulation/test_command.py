@@ -252,7 +252,7 @@ def test_a_snapshot_and_a_change_beside_it(files: Path) -> None:
         (["what-if", "live.json", "--policy", "slurm"], "--policy slurm: must be one of global, "),
         (
             [*BASE, "--policy", "best"],
-            "--policy best: must be one of global, global-joint, federated, cluster, fifo, slurm, slurm-qos, kueue, ",
+            "--policy best: must be one of global, federated, cluster, fifo, slurm, slurm-qos, kueue, ",
         ),
         ([*BASE, "--scale", "0"], "--scale 0: must be a number above 0"),
         ([*BASE, "--scale", "nan"], "--scale nan: must be a number above 0"),
@@ -291,7 +291,7 @@ pools: [{region: west, name: burst, max_size: 2, idle_s: 300}]
     assert f"${found['run']['usd']:,.2f}" in Path("out.html").read_text()
     assert run([*BASE, "--policy", "all"]) == 2
     err = capsys.readouterr().err
-    assert "--policy federated: must be one of global, global-joint, fifo for a fleet with pools" in err
+    assert "--policy federated: must be one of global, fifo for a fleet with pools" in err
 
 
 def test_every_bad_field_of_a_fleet_file_is_named(files: Path, capsys: Capture) -> None:

@@ -22,11 +22,10 @@ QUICK = SimulationSettings(
 
 def _cases() -> list[Any]:
     """Returns all policies on all scenarios; those after the first scenario are long."""
-    policies = sorted(set(POLICIES) - {"global-joint"})
     return [
         pytest.param(policy, seed, marks=[] if seed == SEEDS[0] else pytest.mark.long)
         for seed in SEEDS
-        for policy in policies
+        for policy in sorted(POLICIES)
     ]
 
 

@@ -166,22 +166,12 @@ def test_an_urgent_gang_that_cannot_be_placed_changes_no_rank() -> None:
     assert when(seen, "evicted") == {}
 
 
-def test_joint_places_two_where_one_at_a_time_places_one() -> None:
-    """MAST 4.1: a joint auction leaves the only possible region of the second workload to it."""
-    states = machines("east", 1) + machines("west", 1)
-    both = [workload("a-any"), workload("b-east", regions=frozenset({"east"}))]
-    alone, joint = happenings(scenario(states, both))[1], happenings(scenario(states, both), "global-joint")[1]
-    assert where(alone)["a-any"] == "east"
-    assert when(alone, "awarded")["b-east"] > 0
-    assert when(joint, "awarded") == {"a-any": 0, "b-east": 0}
-
-
 def test_policies_by_name() -> None:
     """`all` means MAST's policies and fifo, each once. The error for an unknown policy lists the known ones."""
     ours = list(POLICIES)
     assert [policy.name for policy in policies(["fifo", "all"])] == ["fifo", *(p for p in ours if p != "fifo")]
     assert [policy.name for policy in policies(["slurm", "kueue"], ALL_POLICIES)] == ["slurm", "kueue"]
-    with pytest.raises(ConfigurationError, match="--policy best: must be one of global, global-joint, federated"):
+    with pytest.raises(ConfigurationError, match="--policy best: must be one of global, federated"):
         policies(["best"])
 
 

@@ -207,7 +207,7 @@ def test_random_pools_take_refuse_and_end() -> None:
 def test_policies_that_bind_to_a_fleet_have_no_pools() -> None:
     """Policies that bind workloads to a fixed fleet reject pools before a run."""
     for policy in ("federated", "cluster", "slurm", "kueue"):
-        with pytest.raises(ConfigurationError, match=f"--policy {policy}: must be one of global, global-joint, fifo"):
+        with pytest.raises(ConfigurationError, match=f"--policy {policy}: must be one of global, fifo"):
             happenings(two_gangs(cloud(za={"most": 1})), policy)
 
 

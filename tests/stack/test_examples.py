@@ -146,7 +146,7 @@ PRINTS = {
     "hello": ("hello from rank 0 of 2", "hello from rank 1 of 2", "succeeded"),
     "llm": ('"completion_tokens": 40', "data: [DONE]", "chat.completion.chunk", "replicas ready", "ended"),
     "serving": ("2/2", "data: [DONE]", "ended"),
-    "philly": ("global-joint", "MISSED IN QUOTA"),
+    "philly": ("federated", "MISSED IN QUOTA"),
 }
 
 

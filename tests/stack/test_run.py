@@ -70,7 +70,7 @@ def test_the_status_of_the_task_is_that_of_the_command(shared: Up, tmp_path: Pat
 
 
 def test_ctrl_c_without_a_terminal_cancels(shared: Up, tmp_path: Path) -> None:
-    """The workload has ended when the command ends."""
+    """The workload has ended when the command ends. No line is printed again while it is cancelled."""
     process = mizzen(
         shared, tmp_path, "run", "--tenant", "t", "--no-files", "--", "sh", "-c", "echo begun; exec sleep 600",
         stdin=subprocess.DEVNULL,
@@ -78,14 +78,14 @@ def test_ctrl_c_without_a_terminal_cancels(shared: Up, tmp_path: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     process.send_signal(signal.SIGINT)
-    code, _, err = ended(process)
-    assert code == 130, err
+    code, out, err = ended(process)
+    assert (code, out) == (130, ""), err
     assert shared.phase(_submitted(err.splitlines())) == "cancelled"
 
 
-@pytest.mark.parametrize(("answer", "phase"), [("detach", "running"), ("cancel", "cancelled")])
+@pytest.mark.parametrize(("answer", "phase"), [("detach", "running"), ("c", "cancelled")])
 def test_ctrl_c_on_a_terminal_asks(shared: Up, tmp_path: Path, answer: str, phase: str) -> None:
-    """It asks once, and the answer is obeyed."""
+    """It asks once, and the answer, or its first letter, is obeyed."""
     mine, its = pty.openpty()
     script = "echo begun; exec sleep 600"
     process = mizzen(shared, tmp_path, "run", "--tenant", "t", "--no-files", "--", "sh", "-c", script, stdin=its)
@@ -102,3 +102,13 @@ def test_ctrl_c_on_a_terminal_asks(shared: Up, tmp_path: Path, answer: str, phas
     if answer == "detach":
         shared.client().cancel(id_)
         assert shared.client().wait([id_])[0]["phase"] == "cancelled"
+
+
+def test_the_output_of_an_array_is_followed(shared: Up, tmp_path: Path) -> None:
+    """`run` and `submit --follow` print the lines of its elements, and end with it."""
+    options = ("--tenant", "t", "--no-files", "--array", "0-1", "--memory", "64MiB", "--cpus", "0.1")
+    code, out, err = ended(mizzen(shared, tmp_path, "run", *options, "--", "sh", "-c", "echo from $MIZZEN_ARRAY_INDEX"))
+    assert code == 0, err
+    assert sorted(out.splitlines()) == ["sh/0: from 0", "sh/1: from 1"]
+    code, again, err = ended(mizzen(shared, tmp_path, "submit", "--from", _submitted(err.splitlines()), "--follow"))
+    assert code == 0 and sorted(again.splitlines()) == sorted(out.splitlines()), err

@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,7 @@ from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ConfigError
 
 from capacity.provider import ProviderUnavailable
-from capacity.providers.kubernetes.settings import KubernetesSettings
+from capacity.providers.kubernetes.settings import ClusterAccess
 
 _PAGE = 500
 Object = dict[str, Any]
@@ -30,13 +30,13 @@ class ApiRefused(Exception):
 
 
 class KubernetesApi:
-    """The resources of one namespace. Several threads may use it.
+    """The resources of one namespace, and others by their paths. Several threads may use it.
 
     Objects are plain JSON: a library's models would drop fields of templates that are newer than the models.
     """
 
-    def __init__(self, name: str, settings: KubernetesSettings) -> None:
-        self._name, self._settings = name, settings
+    def __init__(self, name: str, settings: ClusterAccess, namespace: str = "") -> None:
+        self._name, self._settings, self._namespace = name, settings, namespace
         self._http: httpx2.Client | None = None
         self._lock = threading.Lock()
 
@@ -81,7 +81,7 @@ class KubernetesApi:
             ProviderUnavailable: the connection was lost.
         """
         given = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
-        given |= {"resourceVersion": version, "labelSelector": labels}
+        given |= {"resourceVersion": version, **_selectors(labels, "")}
         patience = httpx2.Timeout(self._settings.timeout_s, read=timeout_s + self._settings.timeout_s)
         # A client of its own, which this thread closes: closing one while another thread reads would mix up sockets.
         with (
@@ -100,15 +100,24 @@ class KubernetesApi:
                 yield event["type"], event["object"]
 
     def call(
-        self, method: str, path: str, query: Mapping[str, str] | None = None, body: Object | None = None
+        self,
+        method: str,
+        path: str,
+        query: Mapping[str, str] | None = None,
+        body: Object | None = None,
+        *,
+        applies: bool = False,
     ) -> Object:
-        """Sends a request; returns the object in the answer. The body of PATCH is a merge patch.
+        """Sends a request; returns the object in the answer.
+
+        The body of PATCH is a merge patch, or with `applies` the fields of a server-side apply.
 
         Raises:
             ApiRefused: it had no effect.
             ProviderUnavailable: it may have had an effect.
         """
         kind = "application/merge-patch+json" if method == "PATCH" else "application/json"
+        kind = "application/apply-patch+yaml" if applies else kind  # JSON is YAML.
         content = None if body is None else json.dumps(body)
         with self._asking(f"{method} {path}"):
             answer = self._client().request(
@@ -120,8 +129,25 @@ class KubernetesApi:
             return found
 
     def path(self, resource: str, name: str = "") -> str:
-        """Returns the path of a resource such as `pods`, or of one object of it. The version v1 is in every cluster."""
-        return f"/api/v1/namespaces/{self._settings.namespace}/{resource}" + (f"/{name}" if name else "")
+        """Returns the path of a resource, or of one object of it.
+
+        `resource` is a resource of v1, which is in every cluster, such as `pods`, or a path that begins with a slash.
+        """
+        root = resource if resource.startswith("/") else f"/api/v1/namespaces/{self._namespace}/{resource}"
+        return root + (f"/{name}" if name else "")
+
+    def version_of(self, group: str, known: Sequence[str]) -> str | None:
+        """Returns the first of the known versions of a group of resources that the cluster has; None: it has none.
+
+        Raises:
+            ProviderUnavailable: the API server does not answer.
+        """
+        try:
+            groups = self.call("GET", "/apis")["groups"]
+        except ApiRefused as refused:
+            raise ProviderUnavailable(f"{self._name}: API groups: {refused.status}: {refused.words}") from None
+        served = {one["version"] for found in groups if found["name"] == group for one in found["versions"]}
+        return next((version for version in known if version in served), None)
 
     def _client(self) -> httpx2.Client:
         with self._lock:

@@ -12,6 +12,8 @@ INSTALLATION, PROVIDER, INSTANCE = "mizzen.io/installation", "mizzen.io/provider
 """Labels. The first two select the pods of one provider of one installation."""
 ENDED = "mizzen.io/ended"
 """The label of pods that mizzen itself ends."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+"""The label by which Kueue finds the LocalQueue of a pod."""
 _STATE = "mizzen-state"
 _JOIN, _KEY = "join-token", "machine-key"
 
@@ -27,6 +29,8 @@ def pod_of(settings: KubernetesSettings, request: LaunchRequest, labels: dict[st
     metadata, spec = template.get("metadata", {}), template.get("spec", {})
     zone, machine = settings.zones[request.offer.zone], settings.machine_types[request.offer.shape.machine_type]
     own = {"app.kubernetes.io/managed-by": "mizzen", **labels, INSTANCE: request.instance}
+    if zone.queue is not None:
+        own[QUEUE] = zone.queue
     metadata |= {"name": request.instance, "labels": metadata.get("labels", {}) | own}
     spec["restartPolicy"] = "Never"
     spec["terminationGracePeriodSeconds"] = settings.grace_s

@@ -10,47 +10,30 @@ from capacity.provider import FoundMachine, ProviderUnavailable
 from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi
 from capacity.providers.kubernetes.pod import ENDED, INSTANCE, native_id
 from capacity.providers.kubernetes.status import BY_MIZZEN, disruption, explained, seconds, why_ended
+from capacity.providers.kubernetes.watch import Watch
 
-_WATCH_S = 240
-"""The length of one watch. The next one continues from the last event or bookmark."""
 _MOST_ENDS, _KEPT_S = 10_000, 3600.0
 _AGAIN_S = 10.0
 """Events that explain a deletion may arrive late: they are read again after this time."""
-_LASTING_S = 1.0
-"""A watch that ends sooner, without an event, is followed by a pause."""
-_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _DELETED = "Deleted: the pod was deleted or evicted"
 _log = logging.getLogger(__name__)
 
 
 class PodEnds:
-    """The pods of one provider that ended within the last hour. A thread watches them from the first use on."""
+    """The pods of one provider that ended within the last hour. A thread watches them from `start` on."""
 
     def __init__(self, name: str, api: KubernetesApi, labels: str) -> None:
-        self._name, self._api, self._labels = name, api, labels
+        self._name, self._api = name, api
         self._ends: OrderedDict[str, tuple[float, FoundMachine]] = OrderedDict()
         self._last: dict[str, dict[str, Any]] = {}
         """The last state of each pod that is there, by its id."""
         self._taken: set[str] = set()
         """Ids of pods whose deletion began while they ran."""
-        self._version = ""
-        """The resource version from which the watch continues; empty: it starts with a list."""
         self._words: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
         """When the events about a pod were read, and how they explain its deletion, by its uid."""
         self._lock = threading.Lock()
-        self._thread: threading.Thread | None = None
-        self._closed = threading.Event()
-
-    def start(self) -> None:
-        """Starts the watch, if it has not started."""
-        with self._lock:
-            if self._thread is None and not self._closed.is_set():
-                self._thread = threading.Thread(target=self._run, name=f"pods of {self._name}", daemon=True)
-                self._thread.start()
-
-    def close(self) -> None:
-        """Stops the watch at its next event."""
-        self._closed.set()
+        self._watch = Watch(name, api, "pods", labels, self._relisted, self._changed)
+        self.start, self.close = self._watch.start, self._watch.close
 
     def recent(self) -> list[FoundMachine]:
         """Returns the machines whose pods are gone."""
@@ -94,33 +77,6 @@ class PodEnds:
                 self._words.popitem(last=False)
         return words or _DELETED
 
-    def _run(self) -> None:
-        """Lists once, then continues the watch from its last event or bookmark; lists again only if that is too old."""
-        pause_s = _PAUSE_S
-        while not self._closed.is_set():
-            began_s, began_at = time.monotonic(), self._version
-            try:
-                if not self._version:
-                    pods, self._version = self._api.objects("pods", labels=self._labels)
-                    self._relisted(pods)
-                self._watched()
-                if time.monotonic() > began_s + _LASTING_S or self._version not in ("", began_at):
-                    pause_s = _PAUSE_S
-                    continue
-            except ApiRefused as refused:
-                if refused.status == 410:
-                    _log.info("%s: the watch of pods expired; listing again", self._name)
-                    self._version = ""
-                else:  # A server that has just started refuses all requests until it has read the roles.
-                    _log.warning("%s: pods cannot be watched: %s", self._name, refused)
-            except ProviderUnavailable as error:
-                _log.info("%s: the watch of pods was interrupted: %s", self._name, error)
-            except Exception:  # One event must not end the watch for ever.
-                self._version = ""
-                _log.exception("%s: an event of the watch of pods", self._name)
-            self._closed.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
     def _relisted(self, pods: list[dict[str, Any]]) -> None:
         """Takes a list: pods that existed before the watch was interrupted, and do not exist now, have ended since."""
         there = {native_id(pod): pod for pod in pods}
@@ -130,17 +86,12 @@ class PodEnds:
         for pod in pods:
             self._seen(pod)
 
-    def _watched(self) -> None:
-        """Follows one watch until the server ends it."""
-        for kind, pod in self._api.watch("pods", self._version, self._labels, _WATCH_S):
-            if kind == "DELETED":
-                self._gone(pod)
-                self._last.pop(native_id(pod), None)
-            elif kind != "BOOKMARK":
-                self._seen(pod)
-            self._version = pod["metadata"]["resourceVersion"]
-            if self._closed.is_set():
-                return
+    def _changed(self, kind: str, pod: dict[str, Any]) -> None:
+        if kind == "DELETED":
+            self._gone(pod)
+            self._last.pop(native_id(pod), None)
+        else:
+            self._seen(pod)
 
     def _seen(self, pod: dict[str, Any]) -> None:
         self._last[native_id(pod)] = _of_interest(pod)

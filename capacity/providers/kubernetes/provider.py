@@ -3,10 +3,12 @@
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi, Object
+from capacity.providers.kubernetes.kueue import Queues
 from capacity.providers.kubernetes.pod import ENDED, INSTALLATION, PROVIDER, native_id, pod_of, secret_of
 from capacity.providers.kubernetes.pod_ends import PodEnds
 from capacity.providers.kubernetes.settings import KubernetesSettings
@@ -31,10 +33,11 @@ class KubernetesProvider:
     def __init__(self, name: str, settings: KubernetesSettings, installation: str) -> None:
         self.name = name
         self._settings = settings
-        self._api = KubernetesApi(name, settings)
+        self._api = KubernetesApi(name, settings, settings.namespace)
         self._labels = {INSTALLATION: installation, PROVIDER: name}
         self._selector = ",".join(f"{key}={value}" for key, value in self._labels.items())
         self._ends = PodEnds(name, self._api, self._selector)
+        self._queues = Queues(name, self._api, settings.namespace)
 
     def close(self) -> None:
         """Ends the watch of pods, and closes the connections."""
@@ -97,10 +100,12 @@ class KubernetesProvider:
         except ApiRefused as refused:
             raise ProviderUnavailable(f"{self.name}: {refused.status}: {refused.words}") from None
         now_s = time.time()
-        found = []
+        found, queued = [], self._queues.waits(pods)
         for pod in pods:
             why = self._ends.why_deleted(pod) if "deletionTimestamp" in pod["metadata"] else ""
-            found.append(machine_of(pod, now_s, self._settings.start_limit_s, why))
+            machine = machine_of(pod, now_s, self._settings.start_limit_s, why)
+            words = queued.get(pod["metadata"]["uid"])
+            found.append(machine if words is None else replace(machine, waits=words))
         there = {machine.native_id for machine in found}
         return [*found, *(one for one in self._ends.recent() if one.native_id not in there)]
 

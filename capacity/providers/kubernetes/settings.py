@@ -23,6 +23,17 @@ class KubernetesMachineType(PricedShape):
     """Labels of nodes, in addition to the zone's."""
 
 
+class ClusterAccess(DocumentPart):
+    """How the API server of a cluster is reached."""
+
+    kubeconfig: Path | None = None
+    """None: the service account of the pod in which mizzen runs, else `KUBECONFIG`, else `~/.kube/config`."""
+    context: str | None = None
+    """The context of the file; None: its current one."""
+    timeout_s: float = Field(20.0, gt=0, le=100)
+    """The timeout of a request."""
+
+
 class KubernetesZone(DocumentPart):
     """A set of nodes, which is a zone for pools, and the common settings of its pods."""
 
@@ -32,9 +43,11 @@ class KubernetesZone(DocumentPart):
     node_selector: dict[str, str] = {}
     tolerations: list[dict[str, Any]] = []
     priority_class: str | None = None
+    queue: Name | None = None
+    """A LocalQueue of Kueue in the namespace, by whose quota the pods are admitted."""
 
 
-class KubernetesSettings(DocumentPart):
+class KubernetesSettings(ClusterAccess):
     """A namespace of a Kubernetes cluster whose pods belong to one region."""
 
     region: Name
@@ -58,17 +71,11 @@ class KubernetesSettings(DocumentPart):
     """Where the volume of the agent's state is mounted, an `emptyDir` unless the template has a mount there."""
     ports: Annotated[str, StringConstraints(pattern=r"^([0-9]+-[0-9]+|\$[A-Za-z_][A-Za-z0-9_]*)$")] = "20000-20999"
     """The range of ports for rendezvous and services, or a variable of the container, such as `$PORTS`."""
-    kubeconfig: Path | None = None
-    """None: the service account of the pod in which mizzen runs, else `KUBECONFIG`, else `~/.kube/config`."""
-    context: str | None = None
-    """The context of the file; None: its current one."""
     start_s: float = Field(60.0, ge=0)
     """The expected time from the creation of a pod until its agent announces itself."""
     start_limit_s: float = Field(900.0, gt=0)
     """A pod is replaced if the container of its agent has not started within this time from its placement on a node,
     for example because there is no such image."""
-    timeout_s: float = Field(20.0, gt=0, le=100)
-    """The timeout of a request."""
 
     @field_validator("template")
     @classmethod

@@ -23,6 +23,8 @@ _DISRUPTIONS = {
     "TerminationByKubelet": "Evicted",
 }
 """Reasons of the condition DisruptionTarget, which exists from 1.26 on."""
+_BY_KUEUE = "WorkloadEvictedDueTo"
+"""The beginning of the reason of the condition TerminationTarget, which Kueue sets before it deletes a pod."""
 _EVENTS = {"Preempted": "Preempted", "TaintManagerEviction": _TAINTED, "Evicted": "Evicted"}
 """Reasons of events about a pod that explain its end before 1.26."""
 
@@ -67,12 +69,12 @@ def waits(pod: Object) -> str | None:
         return None
     if not pod["spec"].get("nodeName"):
         placed = condition(pod, "PodScheduled")
-        return _said(placed.get("reason") or "Pending", placed.get("message")) if placed else "Pending"
+        return said(placed.get("reason") or "Pending", placed.get("message")) if placed else "Pending"
     state = _agent(pod).get("state", {})
     if "running" in state or "terminated" in state:
         return None
     first = next((one for one in _waiting(pod) if one.get("reason")), {})
-    return _said(first.get("reason") or "Starting", first.get("message") or f"on node {pod['spec']['nodeName']}")
+    return said(first.get("reason") or "Starting", first.get("message") or f"on node {pod['spec']['nodeName']}")
 
 
 def _waiting(pod: Object) -> list[Object]:
@@ -88,24 +90,28 @@ def why_ended(pod: Object) -> str:
     if (target := disruption(pod)) is not None:
         return target
     if status.get("reason"):
-        return _said(status["reason"], status.get("message"))
+        return said(status["reason"], status.get("message"))
     ended = _agent(pod).get("state", {}).get("terminated", {})
     code = ended.get("exitCode", 0)
     if ended.get("reason") not in (None, "Error", "Completed"):
-        return _said(ended["reason"], ended.get("message") or f"its agent ended with exit status {code}")
+        return said(ended["reason"], ended.get("message") or f"its agent ended with exit status {code}")
     if code == 0:
         return "its agent has ended"
-    said = agent_exits.SAID.get(code, f"its agent ended with exit status {code}")
-    return _said(said, _last_line(ended.get("message")))
+    words = agent_exits.SAID.get(code, f"its agent ended with exit status {code}")
+    return said(words, _last_line(ended.get("message")))
 
 
 def disruption(pod: Object) -> str | None:
-    """Returns the cluster's reason for the end of a pod, from the condition DisruptionTarget; None: it has none."""
+    """Returns the cluster's or Kueue's reason for the end of a pod, from its conditions; None: they have none."""
     target = condition(pod, "DisruptionTarget")
+    if target is not None and target.get("status") == "True":
+        reason = str(target.get("reason"))
+        return _because(pod, _DISRUPTIONS.get(reason, reason), target.get("message"))
+    target = condition(pod, "TerminationTarget")
     if target is None or target.get("status") != "True":
         return None
-    reason = str(target.get("reason"))
-    return _because(pod, _DISRUPTIONS.get(reason, reason), target.get("message"))
+    reason = str(target.get("reason")).removeprefix(_BY_KUEUE)
+    return said(reason if reason == "Preempted" else f"Evicted by Kueue: {reason}", target.get("message"))
 
 
 def explained(pod: Object, events: Sequence[Object]) -> str | None:
@@ -125,12 +131,12 @@ def _because(pod: Object, reason: str, message: str | None) -> str:
         ready = condition(pod, "Ready")
         lost = ready is not None and ready.get("status") != "True"
         return f"NodeLost: {node} does not answer" if lost else f"Evicted: {node} has a taint that ends pods"
-    return _said(reason, message or node)
+    return said(reason, message or node)
 
 
 def condition(pod: Object, kind: str) -> Object | None:
-    """Returns a condition of a pod, or None."""
-    return next((one for one in pod["status"].get("conditions", []) if one["type"] == kind), None)
+    """Returns a condition of a pod or of another object, or None."""
+    return next((one for one in pod.get("status", {}).get("conditions", []) if one["type"] == kind), None)
 
 
 def seconds(text: str | None) -> float | None:
@@ -147,7 +153,8 @@ def _agent(pod: Object) -> Object:
     return next((one for one in pod["status"].get("containerStatuses", []) if one["name"] == AGENT), {})
 
 
-def _said(reason: str, message: str | None) -> str:
+def said(reason: str, message: str | None) -> str:
+    """Returns a reason with its message, if there is one."""
     return f"{reason}: {message.strip()}" if message and message.strip() else reason
 
 

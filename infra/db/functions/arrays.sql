@@ -64,8 +64,8 @@ create function array_admitted(a workload_array) returns bigint language sql sta
 $$;
 
 -- Returns the elements that a scan ranks: `positions` has at most `most` of those that wait for their first placement,
--- in ascending order, and `throttled` the ids of those with a row that the throttle keeps out. `ranges` has the
--- indexes. If runners run the elements, the runners are ranked in their place: `positions` has the numbers of the next
+-- in ascending order, `more` the number of the others, and `throttled` the ids of those with a row that the throttle
+-- keeps out. `ranges` has the indexes, and `free` how many the throttle admits. If runners run the elements, the runners are ranked in their place: `positions` has the numbers of the next
 -- ones, and `ranges` is null.
 --
 -- All elements that are queued and not held compete for the places that the throttle leaves, the older first. An
@@ -97,6 +97,8 @@ create function array_window(a workload_array, most bigint) returns text languag
     select jsonb_build_object(
         'ranges', case when a.runners is null then a.ranges end,
         'free', (select free from place),
+        'more', case when a.runners is null then multirange_size(array_next_positions(a)) else 0 end
+            - (select count(*) from admitted where id is null and a.runners is null),
         'positions', (select coalesce(jsonb_agg(position order by position), '[]') from admitted where id is null),
         'throttled', (
             select coalesce(jsonb_agg(id), '[]') from queued, place

@@ -2,12 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import click
 
 from mizzen.cli import formats
-from mizzen.cli.plain.printer import Column, emit_list, emit_one
+from mizzen.cli.plain.printer import Column, emit_list, emit_one, table
 from mizzen.cli.session import (
     Commands,
     Session,
@@ -16,6 +17,7 @@ from mizzen.cli.session import (
     complete_region,
     duration,
     finish,
+    labels,
     split_place,
 )
 
@@ -67,6 +69,16 @@ _INSTANCE_COLUMNS = (
 )
 
 
+def _numbers(context: click.Context, parameter: click.Parameter, values: tuple[str, ...]) -> dict[str, int]:
+    """Option callback: reads repeated `type=number` values into a mapping."""
+    out = {}
+    for name, number in labels(context, parameter, values).items():
+        if not number.isdecimal():
+            raise click.BadParameter(f"{name}={number}: must be a whole number of GPUs", context, parameter)
+        out[name] = int(number)
+    return out
+
+
 @click.group(cls=Commands)
 def pools() -> None:
     """List pools; create, resize and remove them."""
@@ -107,6 +119,22 @@ _POOL = click.argument("pool", metavar="REGION/POOL", shell_complete=complete_po
 @click.option(
     "--max-usd-per-h", type=click.FloatRange(min=0), help="Highest price of a machine, in US dollars per hour."
 )
+@click.option(
+    "--gpus",
+    metavar="TYPE=NUMBER",
+    multiple=True,
+    callback=_numbers,
+    help="Intended GPUs, for plans; 0 removes; repeatable.",
+)
+@click.option("--failure-buffer", type=click.FloatRange(0, 1), help="Plans: share of --gpus to have in addition.")
+@click.option(
+    "--survives-loss/--no-survives-loss", default=None, help="Plans: keep --gpus without any one fault domain."
+)
+@click.option(
+    "--max-share",
+    type=click.FloatRange(0, 1, min_open=True),
+    help="Plans: highest share that counts of one fault domain.",
+)
 @click.pass_obj
 def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: float | None, **options: Any) -> None:
     """Create a pool, or change the given settings of a pool (operators).
@@ -123,11 +151,65 @@ def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: floa
         settings |= {"max_size": None, "buffer": 0}
     if idle is not None:
         settings["idle_s"] = idle
-    numbers = ("size", "max_size", "buffer", "max_usd_per_h")
+    if options["gpus"]:
+        settings["gpus"] = options["gpus"]
+    numbers = ("size", "max_size", "buffer", "max_usd_per_h", "failure_buffer", "survives_loss", "max_share")
     settings |= {field: options[field] for field in numbers if options[field] is not None}
     if not settings:
         raise click.UsageError("nothing to set: give --size, --max-size, or another option")
     emit_list(session, [session.client.set_pool(region, name, **settings)], _POOL_COLUMNS, name=_pool_name)
+
+
+def _outcome(plan: Mapping[str, Any]) -> str:
+    lacking = [pool for pool in plan["pools"] if pool["short"]]
+    names = ", ".join(f"{pool['pool']} lacks {pool['short']} {pool['gpu_type']}" for pool in lacking)
+    moves = f"moves: {plan['move_count']}, of machines in use: {plan['busy_move_count']}"
+    return f"made {formats.ago(plan['made_at'])}: {moves}; {names or 'no pool lacks GPUs'}"
+
+
+_PLAN_COLUMNS = (
+    Column("POOL", lambda p: p["pool"]),
+    Column("GPU TYPE", lambda p: p["gpu_type"]),
+    Column("SIZE", lambda p: p["size"], right=True),
+    Column("NEEDED", lambda p: p["needed"], right=True),
+    Column("NOW", lambda p: p["now"], right=True),
+    Column("PLANNED", lambda p: p["planned"], right=True),
+    Column("AFTER LOSS", lambda p: p["after_loss"], right=True),
+    Column("LACKING", lambda p: p["short"] or None, right=True),
+)
+_MOVE_COLUMNS = (
+    Column("MACHINE", lambda m: m["machine"]),
+    Column("FROM", lambda m: m["source"]),
+    Column("TO", lambda m: m["target"]),
+    Column("IN USE", lambda m: "yes" if m["busy"] else None),
+)
+
+
+@pools.command("plan")
+@click.argument("region", shell_complete=complete_region)
+@click.option("--dry-run", is_flag=True, help="Required: show the plan without moving machines.")
+@click.option(
+    "--svg",
+    type=click.Path(path_type=Path, dir_okay=False, writable=True),
+    help="Write a picture of the plan to a file.",
+)
+@click.pass_obj
+def plan_pools(session: Session, region: str, dry_run: bool, svg: Path | None) -> None:
+    """Show the newest plan of which machines of a region belong to which pool (operators).
+
+    Plans are made every 30 minutes, and after a change of sizes or machines. They are not carried out.
+    """
+    if not dry_run:
+        raise click.UsageError("plans are not carried out; give --dry-run to see the plan")
+    plan = session.client.pool_plan(region)
+    if svg is not None:
+        svg.write_text(plan["svg"], encoding="utf-8")
+
+    def page() -> str:
+        pools, moves = table(plan["pools"], _PLAN_COLUMNS, None), table(plan["moves"], _MOVE_COLUMNS, None)
+        return "\n".join([_outcome(plan), "", *pools, *(["", *moves] if plan["moves"] else [])])
+
+    emit_one(session, plan, page, name=region)
 
 
 @pools.command("rm")

@@ -18,6 +18,7 @@ from mizzen.cli.submit import say_end
 from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
 from mizzen.client.documents import without_empty
 from mizzen.client.errors import ClientError
+from mizzen.client.log_lines import LogPosition
 from mizzen.client.views import Workload
 
 _LONGEST_NAME = 40
@@ -188,10 +189,10 @@ def _until_the_end(session: Session, workload: Workload) -> NoReturn:
     """Follow the workload and end with its status."""
     id_ = workload["id"]
     is_asked = False
+    position = LogPosition()
     while True:
         try:
-            if not workload["array"]:
-                print_logs(session, id_, follow=True)
+            print_logs(session, id_, follow=True, position=position)
             [done] = session.client.wait([id_])
             break
         except KeyboardInterrupt:
@@ -210,13 +211,21 @@ def _until_the_end(session: Session, workload: Workload) -> NoReturn:
     finish(_status(done))
 
 
+class _Answer(click.Choice[str]):
+    """A choice whose beginning is enough, such as its first letter."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        found = [choice for choice in self.choices if value and choice.startswith(str(value).lower())]
+        return super().convert(found[0] if len(found) == 1 else value, param, ctx)
+
+
 def _detaches() -> bool:
     """Ask whether Ctrl-C should detach; return the answer. Without a terminal, or after a second Ctrl-C, cancel."""
     if not sys.stdin.isatty():
         return False
     try:
         click.echo(err=True)
-        choice = click.prompt("Detach or cancel?", type=click.Choice(("detach", "cancel")), default="cancel", err=True)
+        choice = click.prompt("Detach or cancel?", type=_Answer(("detach", "cancel")), default="cancel", err=True)
     except (click.Abort, KeyboardInterrupt):
         return False
     return bool(choice == "detach")

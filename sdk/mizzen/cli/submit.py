@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -93,7 +94,8 @@ def submit(
     if len(documents) > 1 and (name or follow):
         raise click.UsageError("--name and --follow can be used with only one document")
     overrides = Overrides(tenant, name, labels_, env, tasks, array, after, not_before, settings)
-    bodies = [overrides.applied(document.body) for document in documents]
+    documents = [_changed(document, overrides) for document in documents]
+    bodies = [document.body for document in documents]
     if dry_run:
         _emit_plans(session, documents, bodies)
     if len(documents) > 1:
@@ -130,6 +132,16 @@ def submit(
         if len(workloads) == 1 and sys.stderr.isatty():
             id_ = workloads[0]["id"]
             say(f"`mizzen logs -f {id_}` follows its logs, `mizzen why {id_}` explains why it waits")
+
+
+def _changed(document: "Document", overrides: Overrides) -> "Document":
+    """Return a document with the changes of the options. A `workdir` of `--set` is relative to the current folder."""
+    from mizzen.client.documents import with_workdir
+
+    body = overrides.applied(document.body)
+    if "workdir" not in body:
+        return replace(document, body=body)
+    return replace(with_workdir(replace(document, body=body, workdir=None, folder=Path())), folder=document.folder)
 
 
 @click.command(cls=OutputCommand, default_output="name")
@@ -293,8 +305,7 @@ def _follow(session: Session, workload: Workload) -> NoReturn:
     id_ = workload["id"]
     say(f"submitted {workload['name']} as {id_}")
     try:
-        if not workload["array"]:
-            print_logs(session, id_, follow=True)
+        print_logs(session, id_, follow=True)
         [done] = session.client.wait([id_])
     except KeyboardInterrupt:
         interrupted(f"{id_} continues; `mizzen logs -f {id_}` follows it again, `mizzen cancel {id_}` stops it")

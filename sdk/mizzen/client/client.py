@@ -16,7 +16,7 @@ from mizzen.client.calls import path_of
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.fleet import FleetMethods
-from mizzen.client.log_lines import Labels, Logs, labels_of, next_attempt
+from mizzen.client.log_lines import Labels, LogPosition, Logs, labels_of, next_attempt
 from mizzen.client.output_calls import OutputCalls
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
@@ -271,6 +271,7 @@ class Client(Data, FleetMethods, OutputCalls, Services):
         tail: int | None = None,
         follow: bool = False,
         on_attempt: Callable[[int], None] | None = None,
+        position: LogPosition | None = None,
     ) -> Iterator[bytes]:
         """Yield the lines of the tasks' output, without line ends. With several tasks, each starts with `job/task| `.
 
@@ -288,6 +289,8 @@ class Client(Data, FleetMethods, OutputCalls, Services):
             tail: only this number of last lines of each task; with `grep`, of its lines that match.
             follow: continue with new lines.
             on_attempt: called with the number of each later attempt.
+            position: with `follow` and without `tail`: updated with each line. A call with the position of an earlier
+                one that was interrupted continues where that ended.
 
         Raises:
             re.error: `grep` is not a regular expression.
@@ -302,14 +305,17 @@ class Client(Data, FleetMethods, OutputCalls, Services):
         if not follow:
             yield from logs.now(attempt, tail)
             return
+        position = position or LogPosition()
         if labels.is_by_element:
-            yield from logs.follow(None, tail, lambda: read()["phase"] in views.TERMINAL_PHASES)
+            yield from logs.follow(None, tail, lambda: read()["phase"] in views.TERMINAL_PHASES, position.seen)
             return
-        number = attempt or next_attempt(read, 0)
+        number = position.attempt or attempt or next_attempt(read, 0)
         while number is not None:
-            yield from logs.follow(number, tail, partial(self._is_released, workload_id, number))
+            position.attempt = number
+            yield from logs.follow(number, tail, partial(self._is_released, workload_id, number), position.seen)
             number = None if attempt is not None else next_attempt(read, number)
             tail = None
+            position.seen.clear()
             if number is not None and on_attempt is not None:
                 on_attempt(number)
 

@@ -7,7 +7,7 @@ relative to the document's folder.
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +68,24 @@ def parse_documents(text: str, source: str, folder: Path) -> list[Document]:
             json.dumps(body, allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
             raise DocumentError(f"{name}: has a value that JSON cannot represent: {error}") from None
-        workdir = body.get("workdir")
-        if isinstance(workdir, str) and not _SHA256.fullmatch(workdir):
-            try:
-                path = folder / Path(workdir).expanduser()
-            except RuntimeError as error:
-                raise DocumentError(f"{name}: workdir: {workdir!r}: {error}") from None
-            documents.append(Document(name, {k: v for k, v in body.items() if k != "workdir"}, path, folder))
-        else:
-            documents.append(Document(name, body, folder=folder))
+        documents.append(with_workdir(Document(name, body, folder=folder)))
     return documents
+
+
+def with_workdir(document: Document) -> Document:
+    """Return a document with the folder that its body names as `workdir`, relative to `folder`; else the same one.
+
+    Raises:
+        DocumentError: the folder is in the home of a user that does not exist.
+    """
+    workdir = document.body.get("workdir")
+    if not isinstance(workdir, str) or _SHA256.fullmatch(workdir):
+        return document
+    try:
+        path = document.folder / Path(workdir).expanduser()
+    except RuntimeError as error:
+        raise DocumentError(f"{document.source}: workdir: {workdir!r}: {error}") from None
+    return replace(document, body={k: v for k, v in document.body.items() if k != "workdir"}, workdir=path)
 
 
 def _load(text: str, source: str) -> list[Any]:

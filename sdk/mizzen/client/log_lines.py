@@ -4,6 +4,7 @@ import re
 import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple
 
@@ -19,6 +20,14 @@ _POLL_FIRST_S = 0.25
 _POLL_LONGEST_S = 3.0
 _SPECIAL = frozenset(".^$*+?{}[]\\|()")
 """Characters with a special meaning in regular expressions."""
+
+
+@dataclass
+class LogPosition:
+    """How far a log was followed: an attempt, and how many of its lines were yielded, by the label of the task."""
+
+    attempt: int | None = None
+    seen: Counter[bytes] = field(default_factory=Counter)
 
 
 class Labels(NamedTuple):
@@ -87,10 +96,14 @@ class Logs:
         found = self._matching(self._resumed(params, seen))
         return found if tail is None else self._last(found, tail)
 
-    def follow(self, attempt: int | None, tail: int | None, released: Callable[[], bool]) -> Iterator[bytes]:
-        """Yield the lines of an attempt until `released` returns true and all lines have arrived."""
+    def follow(
+        self, attempt: int | None, tail: int | None, released: Callable[[], bool], seen: Counter[bytes]
+    ) -> Iterator[bytes]:
+        """Yield the lines of an attempt until `released` returns true and all lines have arrived.
+
+        The first `seen` lines of each task are skipped, and the others are counted there, without `tail`.
+        """
         params: Params = {"attempt": attempt, "follow": "true"}
-        seen: Counter[bytes] = Counter()
         if tail is not None and self._pattern is not None:
             yield from self._now(attempt, tail, seen)
         elif tail is not None:
@@ -108,7 +121,8 @@ class Logs:
             yield from self._matching(self._resumed(params, seen))
             if released():
                 return
-            self._pauses.pause(Unreachable("the log ended before its attempt"))
+            # This is usual while outputs are stored.
+            self._pauses.pause(Unreachable("the log ended before its attempt"), silent=True)
 
     def _resumed(self, params: Params, seen: Counter[bytes]) -> Iterator[bytes]:
         """Yield the lines after the first `seen` of each task, to the end of the stream. Reread a broken stream."""

@@ -52,8 +52,8 @@ class Backoff:
         """Reset the deadline and the backoff after data has arrived."""
         self._tries, self._deadline = 0, None
 
-    def pause(self, error: Exception, at_least_s: float = 0.0) -> None:
-        """Sleep before the next retry, or raise `error` if the deadline would pass."""
+    def pause(self, error: Exception, at_least_s: float = 0.0, *, silent: bool = False) -> None:
+        """Sleep before the next retry, or raise `error` if the deadline would pass. `silent`: the user is not told."""
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + self._patience_s
@@ -62,7 +62,8 @@ class Backoff:
         pause_s = at_least_s + random.uniform(longest_s / 2, longest_s)
         if now + pause_s > self._deadline:
             raise error
-        self._on_retry(str(error), self._deadline - now)
+        if not silent:
+            self._on_retry(str(error), self._deadline - now)
         self._tries += 1
         time.sleep(pause_s)
 

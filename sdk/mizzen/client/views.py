@@ -844,12 +844,67 @@ class Pool(TypedDict):
     """Allowed machine types; empty: any."""
     max_usd_per_h: float | None
     """Maximum price of one machine in US dollars an hour; None: any price."""
+    gpus: dict[str, int]
+    """Intended GPUs by GPU type, for plans of pools; replaces all."""
+    failure_buffer: float
+    """Plans of pools: share of `gpus` that is added because single machines fail."""
+    survives_loss: bool
+    """Plans of pools: whether `gpus` and buffer must remain when any one fault domain is lost."""
+    max_share: float
+    """Plans of pools: the highest share of what is needed that counts of one fault domain."""
     instances: dict[str, int]
     """Number of instances by phase."""
     usd_per_h: float
     """Price of all its launched machines, in US dollars an hour."""
     reason: Reason | None
     """Why it has fewer machines than its size or buffer, although none is being launched."""
+
+
+class PlannedPool(TypedDict):
+    """What a plan gives one pool, in GPUs of one type."""
+
+    pool: str
+    gpu_type: str
+    size: int
+    """The intended number of GPUs."""
+    needed: int
+    """Size and buffer for failures of single machines."""
+    now: int
+    """GPUs that the pool has now."""
+    planned: int
+    """GPUs that it would have."""
+    after_loss: int
+    """GPUs that would count after the loss of the fault domain with most of its GPUs, if it must survive."""
+    short: int
+    """GPUs that it would lack of what is needed."""
+
+
+class PlannedMove(TypedDict):
+    """A machine that would change its pool."""
+
+    machine: str
+    source: str
+    """Its pool now; empty: none."""
+    target: str
+    """Its pool under the plan; empty: none."""
+    busy: bool
+    """Whether a workload held resources of it when the plan was made."""
+
+
+class PoolPlan(TypedDict):
+    """The newest plan of the pools of a region. It is not carried out."""
+
+    region: str
+    made_at: str
+    pools: list[PlannedPool]
+    """Sorted by GPU type and pool."""
+    moves: list[PlannedMove]
+    """At most 1000 moves."""
+    move_count: int
+    busy_move_count: int
+    """Moves of machines in use."""
+    svg: str
+    """Picture of the plan, as an SVG element."""
 
 
 class Pilot(TypedDict):

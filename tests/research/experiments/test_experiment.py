@@ -118,7 +118,7 @@ def test_ours_is_the_live_scheduler_with_its_defaults(data: Path, tmp_path: Path
     assert policy.engine is None and not (policy.binds_early or policy.by_cluster or policy.in_order)
     assert replace(policy, name=MAST, flat_over_quota=True) == policy_of(MAST) and not policy.flat_over_quota
     engine = engine_for(scenario_for(scene, OURS), policy)
-    assert engine._auction._options == Options(explain=False, joint=live.joint, reserve_after_s=live.reserve_after_s)  # type: ignore[attr-defined]
+    assert engine._auction._options == Options(explain=False, reserve_after_s=live.reserve_after_s)  # type: ignore[attr-defined]
     mast = scenario_for(scene, MAST).settings
     off = {"reserve_after_s": inf, "w_user": 0.0, "w_short": 0.0}
     assert mast == scene.settings.model_copy(update=off) != scene.settings

@@ -12,7 +12,19 @@ from research.spot.replay import ReplaySettings, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge_plus import KEPT_S
-from services.spot.values import Action, Launch, Observation, PolicyState, SpotPolicy, Terminate, Zone
+from services.spot.values import (
+    Action,
+    Launch,
+    Observation,
+    PolicyState,
+    ReplicaState,
+    SpotPolicy,
+    SpotReplica,
+    Terminate,
+    Zone,
+    ZoneEvent,
+    ZoneEventKind,
+)
 from tests.depth import examples
 from tests.services.spot.strategies import zones_of
 
@@ -101,9 +113,32 @@ def test_full_zones_are_not_asked_in_circles(capacity: tuple[int, ...], answered
     counting = _Counting(make_policy("spothedge+", PolicySettings(zones)))
     answers = AnswerSettings(answered_s, answered_s)
     result, _ = replay_spans(trace, counting, ReplaySettings(3, 120.0, 3.0, answers), 0, trace.ticks)
-    assert len(counting.launched_s) <= 25 * len(capacity)
+    assert len(counting.launched_s) <= 24
     assert not counting.swapped_s
     assert result.availability > 0.998
+
+
+def test_a_full_zone_is_rarely_asked_for_more() -> None:
+    """A zone that holds replicas and refuses another one is full: for a day it is asked six times, not 288 times."""
+    zones = zones_of(1)
+    counting = _Counting(make_policy("spothedge+", PolicySettings(zones)))
+    trace = SpotTrace(zones, 300.0, ((2,) * 288,))
+    result, _ = replay_spans(trace, counting, ReplaySettings(3, 120.0, 3.0), 0, trace.ticks)
+    assert sum(at_s > 0.0 for at_s in counting.launched_s) in range(4, 12)
+    assert result.availability > 0.998
+
+
+def test_a_full_zone_is_asked_for_what_it_has_had() -> None:
+    """A zone that held two replicas when it refused a third is asked for the second again during its pause."""
+    zones = zones_of(3)
+    policy = make_policy("spothedge+", PolicySettings(zones))
+    full = zones[0].name
+    held = tuple(SpotReplica(at, CapacityKind.SPOT, full, ReplicaState.READY) for at in range(2))
+    refused = tuple(ZoneEvent(ZoneEventKind.REFUSED, zone.name) for zone in zones)
+    state, actions = policy.decide(policy.start(), Observation(0.0, 3, held, refused))
+    assert not any(isinstance(one, Launch) and one.zone for one in actions)
+    _, actions = policy.decide(state, Observation(60.0, 3, held[:1]))
+    assert [one.zone for one in actions if isinstance(one, Launch) and one.zone] == [full]
 
 
 @st.composite

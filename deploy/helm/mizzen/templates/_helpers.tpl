@@ -12,10 +12,18 @@ app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .part }}
 {{- end }}
 
+{{- define "mizzen.image" -}}
+"{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}"
+{{- end }}
+
+{{- define "mizzen.confined" -}}
+{allowPrivilegeEscalation: false, readOnlyRootFilesystem: true, capabilities: {drop: [ALL]}}
+{{- end }}
+
 {{/* A container: a dict of root, name, args (a list), resources and probes (YAML). */}}
 {{- define "mizzen.container" -}}
 - name: {{ .name }}
-  image: "{{ .root.Values.image.repository }}:{{ .root.Values.image.tag | default .root.Chart.AppVersion }}"
+  image: {{ include "mizzen.image" .root }}
   imagePullPolicy: {{ .root.Values.image.pullPolicy }}
   args: {{ toJson .args }}
   envFrom:
@@ -23,10 +31,7 @@ app.kubernetes.io/component: {{ .part }}
     {{- with .root.Values.envFrom }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
-  securityContext:
-    allowPrivilegeEscalation: false
-    readOnlyRootFilesystem: true
-    capabilities: {drop: [ALL]}
+  securityContext: {{ include "mizzen.confined" . }}
   resources: {{ toYaml .resources | nindent 4 }}
   {{- with .probes }}
   {{- . | nindent 2 }}
@@ -39,30 +44,35 @@ app.kubernetes.io/component: {{ .part }}
     - {name: settings, mountPath: /etc/mizzen/mizzen.yaml, subPath: mizzen.yaml, readOnly: true}
 {{- end }}
 
-{{/* What all pods share. Nothing in them uses the API of Kubernetes, so they get no token and no rights. */}}
-{{- define "mizzen.pod" -}}
-serviceAccountName: {{ .Release.Name }}
-automountServiceAccountToken: false
+{{/* What all pods share: a dict of root, and of the account of pods that use the API of Kubernetes; others get no token. */}}
+{{- define "mizzen.podBase" -}}
+serviceAccountName: {{ .account | default .root.Release.Name }}
+automountServiceAccountToken: {{ not (empty .account) }}
 securityContext:
   runAsNonRoot: true
   runAsUser: 10001
   runAsGroup: 10001
   fsGroup: 10001
   seccompProfile: {type: RuntimeDefault}
-{{- with .Values.imagePullSecrets }}
+{{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{ toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.nodeSelector }}
+{{- with .root.Values.nodeSelector }}
 nodeSelector: {{ toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.tolerations }}
+{{- with .root.Values.tolerations }}
 tolerations: {{ toYaml . | nindent 2 }}
 {{- end }}
+{{- end }}
+
+{{/* The pods of the API and the workers: a dict as for mizzen.podBase. */}}
+{{- define "mizzen.pod" -}}
+{{ include "mizzen.podBase" . }}
 volumes:
   - {name: data, emptyDir: {}}
   - {name: tmp, emptyDir: {}}
   - name: keys
-    secret: {secretName: {{ .Values.keysSecret }}, defaultMode: 0440}
+    secret: {secretName: {{ .root.Values.keysSecret }}, defaultMode: 0440}
   - name: settings
-    configMap: {name: {{ .Release.Name }}-settings}
+    configMap: {name: {{ .root.Release.Name }}-settings}
 {{- end }}

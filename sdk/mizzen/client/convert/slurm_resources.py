@@ -2,6 +2,7 @@
 
 import re
 from fractions import Fraction
+from math import ceil
 from typing import Any
 
 from mizzen.client.convert.conversion import CannotConvert, Conversion
@@ -103,7 +104,8 @@ class SlurmRequest:
     def _nodes(self) -> int:
         option = self._options.get("nodes")
         if option is None:
-            return 1
+            each, total = number_of(self._options, "ntasks-per-node"), number_of(self._options, "ntasks")
+            return ceil(total / each) if each and total else 1
         found = re.fullmatch(r"([0-9]{1,6})(?:-([0-9]{1,6}))?", option.value)
         if found is None or int(found[1]) < 1:
             raise CannotConvert(option.line, f"{option.text}: write a number of nodes, such as 2, or 2-4")

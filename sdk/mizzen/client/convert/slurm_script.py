@@ -188,15 +188,13 @@ class _Body:
 
     def _without(self, line: int, text: str) -> str:
         """Make commands of Slurm and of environment modules do nothing."""
-        for found in _MODULES.finditer(text):
-            why = "mizzen has no environment modules: give the job an `image`, or install the software in `setup`"
-            self._conversion.lost(line, _command(text, found), why)
+        text = without_modules(self._conversion, line, text)
         if re.search(r"(?<![\w./$-])srun(?=[\s\"'])", text):
             why = "mizzen starts the tasks: remove srun and its options from this line"
             self._conversion.lost(line, shown(text), why)
         for found in _COMMANDS.finditer(text):
             self._conversion.lost(line, _command(text, found), f"Slurm does not run this task; {_INSTEAD[found[2]]}")
-        return _COMMANDS.sub(r"\1: \2", _MODULES.sub(r"\1: \2", text))
+        return _COMMANDS.sub(r"\1: \2", text)
 
     def _mpi(self, line: int, text: str) -> str:
         tasks = self._allocation.tasks
@@ -282,3 +280,11 @@ def _joined(lines: list[tuple[int, str]]) -> Iterator[tuple[int, str]]:
             held = []
     if held:
         yield held[0][0], "\n".join(one for _, one in held)
+
+
+def without_modules(conversion: Conversion, line: int, text: str) -> str:
+    """Return shell commands in which those of environment modules do nothing. Each is reported as lost."""
+    for found in _MODULES.finditer(text):
+        why = "mizzen has no environment modules: give the job an `image`, or install the software in `setup`"
+        conversion.lost(line, _command(text, found), why)
+    return _MODULES.sub(r"\1: \2", text)

@@ -9,6 +9,7 @@ from mizzen.client.convert.conversion import CannotConvert, Conversion, named, s
 from mizzen.client.convert.quantities import duration_text, gpu_model, memory_text
 from mizzen.client.convert.slurm_options import SlurmOption
 from mizzen.client.convert.slurm_resources import size_of
+from mizzen.client.convert.slurm_script import without_modules
 
 _DEFAULT_MIN = 5
 _GUESSED_BYTES_OF_CORE = 4 << 30
@@ -169,7 +170,9 @@ class ExecutorShape:
         """Return the commands before the function."""
         value = self._take("setup", "jobs[0].setup", "it runs in a shell of its own: variables that it sets are gone")
         lines = [str(one) for one in value] if isinstance(value, (list, tuple)) else []
-        return "\n".join(lines) + "\n" if any(line.strip() for line in lines) else None
+        line = self._given["setup"][0] if lines else self._executor.line
+        text = without_modules(self._conversion, line, "\n".join(lines))
+        return f"{text}\n" if text.strip() else None
 
     def limits(self) -> dict[str, Any]:
         """Return the limits."""

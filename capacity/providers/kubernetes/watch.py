@@ -1,0 +1,87 @@
+"""Watches the objects of a resource: one list, then events, for as long as the API server can continue the watch."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from capacity.provider import ProviderUnavailable
+from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi, Object
+
+_WATCH_S = 240
+"""The length of one watch. The next one continues from the last event or bookmark."""
+_LASTING_S = 1.0
+"""A watch that ends sooner, without an event, is followed by a pause."""
+_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
+_log = logging.getLogger(__name__)
+
+
+class Watch:
+    """A thread that reports all objects of a resource, and then each change of one."""
+
+    def __init__(
+        self,
+        name: str,
+        api: KubernetesApi,
+        resource: str,
+        labels: str,
+        listed: Callable[[list[Object]], None],
+        changed: Callable[[str, Object], None],
+    ) -> None:
+        """`resource`: as for `KubernetesApi.path`. `changed` gets the type of the event and the object."""
+        self._name, self._api, self._resource, self._labels = name, api, resource, labels
+        self._listed, self._changed = listed, changed
+        self._version = ""
+        """The resource version from which the watch continues; empty: it starts with a list."""
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed = threading.Event()
+
+    def start(self) -> None:
+        """Starts the watch, if it has not started."""
+        with self._lock:
+            if self._thread is None and not self._closed.is_set():
+                name = f"{self._resource} of {self._name}"
+                self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+                self._thread.start()
+
+    def close(self) -> None:
+        """Stops the watch at its next event."""
+        self._closed.set()
+
+    def _run(self) -> None:
+        """Lists once, then continues the watch from its last event or bookmark; lists again only if that is too old."""
+        pause_s, what = _PAUSE_S, f"{self._name}: the watch of {self._resource}"
+        while not self._closed.is_set():
+            began_s, began_at = time.monotonic(), self._version
+            try:
+                if not self._version:
+                    found, version = self._api.objects(self._resource, labels=self._labels)
+                    self._listed(found)
+                    self._version = version
+                self._follow()
+                if time.monotonic() > began_s + _LASTING_S or self._version not in ("", began_at):
+                    pause_s = _PAUSE_S
+                    continue
+            except ApiRefused as refused:
+                if refused.status == 410:
+                    _log.info("%s expired; listing again", what)
+                    self._version = ""
+                else:  # A server that has just started refuses all requests until it has read the roles.
+                    _log.warning("%s is refused: %s", what, refused)
+            except ProviderUnavailable as error:
+                _log.info("%s was interrupted: %s", what, error)
+            except Exception:  # One event must not end the watch for ever.
+                self._version = ""
+                _log.exception("%s: an event", what)
+            self._closed.wait(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _follow(self) -> None:
+        """Follows one watch until the server ends it."""
+        for kind, found in self._api.watch(self._resource, self._version, self._labels, _WATCH_S):
+            if kind != "BOOKMARK":
+                self._changed(kind, found)
+            self._version = found["metadata"]["resourceVersion"]
+            if self._closed.is_set():
+                return
