@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from torch.distributed.checkpoint import FileSystemWriter, save
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import _EmptyStateDictLoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
+from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from mizzen.checkpoint.manifest import Manifest
 from mizzen.checkpoint.root_view import Checkpoints
 from mizzen.integrations.dcp import PLAN, RootReader
@@ -32,7 +34,12 @@ def export(found: Checkpoints, manifest: Manifest, folder: Path, rank: int | Non
     state: dict[str, Any] = {}
     if any(part.name == PLAN for part in manifest.parts):
         planner: Any = _EmptyStateDictLoadPlanner()
-        _load_state_dict(state, storage_reader=RootReader(found.root, manifest.step), planner=planner, no_dist=True)
+        reader = RootReader(found.root, manifest.step)
+        try:
+            _load_state_dict(state, storage_reader=reader, planner=planner, no_dist=True)
+        except CheckpointException as error:  # torch wraps the error of the reader, or quotes it.
+            causes = [one for one, _ in error.failures.values() if isinstance(one, CheckpointError)]
+            raise (causes or [CorruptCheckpointError(str(*error.failures.values()))])[0] from error
     else:
         state = found.load(manifest, rank=rank or 0).state
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.unfinished.", dir=folder.parent) as parent:
