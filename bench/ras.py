@@ -24,8 +24,8 @@ from ortools.linear_solver import pywraplp
 from bench.harness import Bench, Figure, Line, Suite
 from ras import moves, solve
 from ras.intents import Intent
-from ras.plan import Plan
-from ras.supply import NO_POOL, Machine, MachineType, Supply, aggregate
+from ras.plan import RegionPlan
+from ras.supply import NO_POOL, PooledMachine, PooledType, Supply, aggregate
 
 MACHINES, POOLS, DOMAINS, GPUS = 84_000, 20, 30, 8
 _MANY = 1_000_000
@@ -33,7 +33,7 @@ _LIMIT_S = 600.0
 _IN_USE = 0.7
 
 
-def region(machines: int, types: int, load: float, seed: int) -> tuple[list[Machine], list[Intent]]:
+def region(machines: int, types: int, load: float, seed: int) -> tuple[list[PooledMachine], list[Intent]]:
     """Draws a region (module docstring). `load`: the sizes of all pools, as a share of the GPUs of each type."""
     random = np.random.default_rng(seed)
     weight = random.uniform(0.3, 1.3, DOMAINS)
@@ -50,15 +50,15 @@ def region(machines: int, types: int, load: float, seed: int) -> tuple[list[Mach
     share /= share.sum(axis=1, keepdims=True)
     counts = np.floor(weight[:, None] / DOMAINS * machines * share).astype(int)
     counts.flat[counts.argmax()] += machines - counts.sum()  # What was lost by rounding.
-    kinds = [MachineType(f"type{k}", f"gpu{k}", GPUS) for k in range(types)]
+    kinds = [PooledType(f"type{k}", f"gpu{k}", GPUS) for k in range(types)]
     pools = [f"pool{k:02}" for k in range(POOLS)]
     names = [*pools, NO_POOL]
-    out: list[Machine] = []
+    out: list[PooledMachine] = []
     for domain, type_ in np.ndindex(*counts.shape):
         count = int(counts[domain, type_])
         present, busy = random.integers(0, len(names), count), random.random(count) < _IN_USE
         out += [
-            Machine(f"m{len(out) + k}", f"domain{domain:02}", kinds[type_], names[present[k]], bool(busy[k]))
+            PooledMachine(f"m{len(out) + k}", f"domain{domain:02}", kinds[type_], names[present[k]], bool(busy[k]))
             for k in range(count)
         ]
     parts = random.dirichlet(np.full(POOLS, 1.5))
@@ -70,7 +70,9 @@ def region(machines: int, types: int, load: float, seed: int) -> tuple[list[Mach
     return out, intents
 
 
-def planned(machines: Sequence[Machine], intents: Sequence[Intent]) -> tuple[float, Plan, moves.Changes, Supply]:
+def planned(
+    machines: Sequence[PooledMachine], intents: Sequence[Intent]
+) -> tuple[float, RegionPlan, moves.PoolChanges, Supply]:
     """Returns the seconds of CPU time of a plan with its changes, both, and the supply."""
     start_s = time.process_time()
     supply = aggregate(machines)
@@ -80,7 +82,7 @@ def planned(machines: Sequence[Machine], intents: Sequence[Intent]) -> tuple[flo
 
 
 def lacking(
-    machines: Sequence[Machine], changes: moves.Changes, intents: Sequence[Intent]
+    machines: Sequence[PooledMachine], changes: moves.PoolChanges, intents: Sequence[Intent]
 ) -> dict[tuple[str, str], int]:
     """Counts, machine by machine, what each pool and resource lacks when its worst fault domain is lost."""
     target = {move.machine: move.target for move in changes.moves}
@@ -153,7 +155,7 @@ def run(bench: Bench) -> Iterator[Figure]:
 
 
 def _lacks(
-    case: str, machines: Sequence[Machine], intents: Sequence[Intent], changes: moves.Changes, supply: Supply,
+    case: str, machines: Sequence[PooledMachine], intents: Sequence[Intent], changes: moves.PoolChanges, supply: Supply,
     sizes: Mapping[str, float | str],
 ) -> Iterator[Figure]:  # fmt: skip
     lacks = lacking(machines, changes, intents)
@@ -170,7 +172,7 @@ def _lacks(
         yield _figure(f"machines beyond the even share, {case}", most_beyond, amounts, sizes)
 
 
-def _sizes(machines: Sequence[Machine], types: int) -> Mapping[str, float | str]:
+def _sizes(machines: Sequence[PooledMachine], types: int) -> Mapping[str, float | str]:
     return {"machines": len(machines), "pools": POOLS, "domains": DOMAINS, "types": types}
 
 

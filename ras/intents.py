@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil, floor, inf
 
-from ras.supply import MachineType
+from ras.supply import PooledType
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Intent:
         """Returns how many units of one fault domain count at most; infinite if `max_share` is 1."""
         return floor(round(self.needs(resource) * self.max_share, 6)) if self.max_share < 1 else inf
 
-    def may_get(self, type_: MachineType) -> bool:
+    def may_get(self, type_: PooledType) -> bool:
         """Returns whether the pool may get machines of a type. Machines that it has already may stay in any case."""
         cheap = self.max_usd_per_h is None or type_.usd_per_h <= self.max_usd_per_h
         return cheap and (not self.kinds or type_.capacity in self.kinds)

@@ -4,12 +4,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from ras.plan import Plan, Prices, launch_cost
-from ras.supply import NO_POOL, CellKey, Machine, Supply
+from ras.plan import ChangeCosts, RegionPlan, launch_cost
+from ras.supply import NO_POOL, CellKey, PooledMachine, Supply
 
 
 @dataclass(frozen=True)
-class Move:
+class PoolMove:
     """A machine that gets another pool. Its name stays."""
 
     machine: str
@@ -21,7 +21,7 @@ class Move:
 
 
 @dataclass(frozen=True)
-class Launch:
+class PoolLaunch:
     """Machines of one cell that a pool needs to be launched."""
 
     cell: CellKey
@@ -30,14 +30,16 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Changes:
+class PoolChanges:
     """What carries out a plan."""
 
-    moves: list[Move] = field(default_factory=list)
-    launches: list[Launch] = field(default_factory=list)
+    moves: list[PoolMove] = field(default_factory=list)
+    launches: list[PoolLaunch] = field(default_factory=list)
 
 
-def choose(plan: Plan, machines: Iterable[Machine], supply: Supply, prices: Prices | None = None) -> Changes:
+def choose(
+    plan: RegionPlan, machines: Iterable[PooledMachine], supply: Supply, prices: ChangeCosts | None = None
+) -> PoolChanges:
     """Chooses machines: idle ones before those in use, and those with the smallest id first.
 
     Args:
@@ -46,11 +48,11 @@ def choose(plan: Plan, machines: Iterable[Machine], supply: Supply, prices: Pric
         supply: the cells of the plan.
         prices: the plan's costs of changes.
     """
-    prices = prices or Prices()
-    cells: dict[CellKey, list[Machine]] = defaultdict(list)
+    prices = prices or ChangeCosts()
+    cells: dict[CellKey, list[PooledMachine]] = defaultdict(list)
     for machine in machines:
         cells[machine.domain, machine.type].append(machine)
-    changes = Changes()
+    changes = PoolChanges()
     for cell, wanted in sorted(plan.targets.items()):
         launch_first = launch_cost(cell[1], prices) < prices.busy
         _choose_in_cell(cell, wanted, cells[cell], supply[cell].offered, launch_first, changes)
@@ -60,23 +62,23 @@ def choose(plan: Plan, machines: Iterable[Machine], supply: Supply, prices: Pric
 def _choose_in_cell(
     cell: CellKey,
     wanted: Mapping[str, int],
-    machines: list[Machine],
+    machines: list[PooledMachine],
     offered: int,
     launch_first: bool,
-    changes: Changes,
+    changes: PoolChanges,
 ) -> None:
-    pools: dict[str, list[Machine]] = defaultdict(list)
+    pools: dict[str, list[PooledMachine]] = defaultdict(list)
     for machine in sorted(machines, key=lambda one: (one.busy, one.id)):
         pools[machine.pool].append(machine)
     free = pools.pop(NO_POOL, [])
     leaving = [one for pool, all_ in pools.items() for one in all_[: max(0, len(all_) - wanted.get(pool, 0))]]
     in_use, launched = [one for one in free if one.busy], [None] * offered
-    spare: list[Machine | None] = [*leaving, *(one for one in free if not one.busy)]
+    spare: list[PooledMachine | None] = [*leaving, *(one for one in free if not one.busy)]
     spare += [*launched, *in_use] if launch_first else [*in_use, *launched]
     for pool, count in sorted(wanted.items()):
         missing = max(0, count - len(pools.get(pool, ())))
         taken, spare = spare[:missing], spare[missing:]
-        changes.moves.extend(Move(one.id, one.pool, pool, one.busy) for one in taken if one is not None)
+        changes.moves.extend(PoolMove(one.id, one.pool, pool, one.busy) for one in taken if one is not None)
         if launches := taken.count(None):
-            changes.launches.append(Launch(cell, pool, launches))
-    changes.moves.extend(Move(one.id, one.pool, NO_POOL, one.busy) for one in spare if one is not None and one.pool)
+            changes.launches.append(PoolLaunch(cell, pool, launches))
+    changes.moves.extend(PoolMove(one.id, one.pool, NO_POOL, one.busy) for one in spare if one is not None and one.pool)

@@ -4,14 +4,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ras.intents import Intent
-from ras.supply import NO_POOL, CellKey, MachineType, Supply
+from ras.supply import NO_POOL, CellKey, PooledType, Supply
 
 Targets = Mapping[CellKey, Mapping[str, int]]
 """For each cell, the number of machines of each pool that has or gets some."""
 
 
 @dataclass(frozen=True)
-class Prices:
+class ChangeCosts:
     """The costs of changes, in thousandths of the move of an idle machine."""
 
     idle: int = 1000
@@ -23,7 +23,7 @@ class Prices:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class PoolOutcome:
     """What a plan gives one pool of one resource, in units."""
 
     pool: str
@@ -51,7 +51,7 @@ class Gap:
     least_short: int
     """The proved lower bound of it."""
     cost: int
-    """The cost of all changes (`Prices`)."""
+    """The cost of all changes (`ChangeCosts`)."""
     least_cost: float
     """The proved lower bound, for plans that spread as little shortfall in the same way."""
 
@@ -64,21 +64,21 @@ class Gap:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RegionPlan:
     """The machines of each pool, and the proofs."""
 
     targets: Targets
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[PoolOutcome]
     """Sorted by resource and pool."""
     gaps: Sequence[Gap]
 
     @property
-    def shortfalls(self) -> list[Outcome]:
+    def shortfalls(self) -> list[PoolOutcome]:
         """The pools that lack something."""
         return [one for one in self.outcomes if one.short]
 
 
-def outcome(intent: Intent, resource: str, targets: Targets) -> Outcome:
+def outcome(intent: Intent, resource: str, targets: Targets) -> PoolOutcome:
     """Returns what a pool has of a resource under a plan."""
     by_domain: dict[str, int] = {}
     for (domain, type_), pools in targets.items():
@@ -86,12 +86,12 @@ def outcome(intent: Intent, resource: str, targets: Targets) -> Outcome:
             by_domain[domain] = by_domain.get(domain, 0) + type_.units * pools.get(intent.pool, 0)
     counted = [int(min(units, intent.most_of_a_domain(resource))) for units in by_domain.values()]
     left = sum(counted) - (max(counted, default=0) if intent.survives_loss else 0)
-    return Outcome(
+    return PoolOutcome(
         intent.pool, resource, intent.sizes.get(resource, 0), intent.needs(resource), sum(by_domain.values()), left
     )
 
 
-def cost(supply: Supply, targets: Targets, prices: Prices, resource: str) -> int:
+def cost(supply: Supply, targets: Targets, prices: ChangeCosts, resource: str) -> int:
     """Returns the cost of the changes to a plan: machines that leave their pool, join one, or are launched.
 
     A machine that goes from one pool to another is one change.
@@ -113,7 +113,7 @@ def cost(supply: Supply, targets: Targets, prices: Prices, resource: str) -> int
     return total
 
 
-def launch_cost(type_: MachineType, prices: Prices) -> int:
+def launch_cost(type_: PooledType, prices: ChangeCosts) -> int:
     """Returns the cost of launching one machine of a type."""
     return prices.launch + round(type_.usd_per_h * prices.launched_usd_per_h)
 

@@ -17,7 +17,7 @@ from typing import Any
 from ortools.math_opt.python import mathopt
 
 from ras.intents import Intent
-from ras.plan import Gap, Plan, Prices, cost, launch_cost, outcome
+from ras.plan import ChangeCosts, Gap, RegionPlan, cost, launch_cost, outcome
 from ras.supply import NO_POOL, CellKey, Supply
 
 GAP = 0.001
@@ -46,12 +46,12 @@ class _Program:
 def plan(
     supply: Supply,
     intents: Sequence[Intent],
-    prices: Prices | None = None,
+    prices: ChangeCosts | None = None,
     *,
     gap: float = GAP,
     time_s: float = 60.0,
     solver: mathopt.SolverType = mathopt.SolverType.HIGHS,
-) -> Plan:
+) -> RegionPlan:
     """Returns a plan for all pools.
 
     Machines of pools without an intent leave their pool. Machines that no pool needs stay where they are.
@@ -67,7 +67,7 @@ def plan(
     Raises:
         NotSolved: a solver found no plan within its time.
     """
-    prices = prices or Prices()
+    prices = prices or ChangeCosts()
     targets: dict[CellKey, dict[str, int]] = {}
     gaps, outcomes = [], []
     for resource in sorted({r for one in intents for r in one.sizes} | {type_.resource for _, type_ in supply}):
@@ -76,14 +76,14 @@ def plan(
         gaps.append(search.run())
         targets |= search.targets
         outcomes += [outcome(one, resource, search.targets) for one in intents if one.needs(resource)]
-    return Plan(targets, sorted(outcomes, key=lambda one: (one.resource, one.pool)), gaps)
+    return RegionPlan(targets, sorted(outcomes, key=lambda one: (one.resource, one.pool)), gaps)
 
 
 class _Search:
     """The searches for one resource."""
 
     def __init__(
-        self, cells: Supply, intents: Sequence[Intent], resource: str, prices: Prices,
+        self, cells: Supply, intents: Sequence[Intent], resource: str, prices: ChangeCosts,
         solver: mathopt.SolverType, gap: float, time_s: float,
     ) -> None:  # fmt: skip
         self._cells, self._intents, self._resource, self._prices = cells, intents, resource, prices
@@ -189,7 +189,7 @@ class _Search:
         return float(found.best_objective_bound())
 
 
-def _program(cells: Supply, intents: Sequence[Intent], resource: str, prices: Prices) -> _Program:
+def _program(cells: Supply, intents: Sequence[Intent], resource: str, prices: ChangeCosts) -> _Program:
     model = mathopt.Model()
     program = _Program(model)
     units: dict[tuple[str, str], list[Any]] = defaultdict(list)
@@ -223,7 +223,7 @@ def _program(cells: Supply, intents: Sequence[Intent], resource: str, prices: Pr
     return program
 
 
-def _leaving(model: Any, count: Any, idle: int, busy: int, prices: Prices) -> Any:
+def _leaving(model: Any, count: Any, idle: int, busy: int, prices: ChangeCosts) -> Any:
     """Adds the machines that leave a pool, idle ones first, and returns their cost."""
     if not idle + busy:
         return 0.0

@@ -9,7 +9,7 @@ NO_POOL = ""
 
 
 @dataclass(frozen=True, order=True)
-class MachineType:
+class PooledType:
     """What machines must have in common to be interchangeable for pools."""
 
     name: str
@@ -24,13 +24,13 @@ class MachineType:
 
 
 @dataclass(frozen=True)
-class Machine:
+class PooledMachine:
     """One machine of the region."""
 
     id: str
     domain: str
     """Its fault domain."""
-    type: MachineType
+    type: PooledType
     pool: str = NO_POOL
     busy: bool = False
     """Whether a workload holds resources of the machine."""
@@ -41,11 +41,11 @@ class OfferedMachines:
     """Machines that a provider can launch."""
 
     domain: str
-    type: MachineType
+    type: PooledType
     count: int
 
 
-CellKey = tuple[str, MachineType]
+CellKey = tuple[str, PooledType]
 """Fault domain and machine type."""
 
 
@@ -73,7 +73,7 @@ class Cell:
 Supply = Mapping[CellKey, Cell]
 
 
-def aggregate(machines: Iterable[Machine], offers: Iterable[OfferedMachines] = ()) -> Supply:
+def aggregate(machines: Iterable[PooledMachine], offers: Iterable[OfferedMachines] = ()) -> Supply:
     """Counts machines and offers, sorted by fault domain and type."""
     cells: dict[CellKey, Cell] = defaultdict(Cell)
     for machine in machines:

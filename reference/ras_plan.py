@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from ortools.linear_solver import pywraplp
 
 from ras.intents import Intent
-from ras.plan import Prices
-from ras.supply import NO_POOL, Machine, OfferedMachines
+from ras.plan import ChangeCosts
+from ras.supply import NO_POOL, OfferedMachines, PooledMachine
 
 Bools = NDArray[np.bool_]
 Longs = NDArray[np.int64]
 
 
 def least(
-    machines: Sequence[Machine], offers: Sequence[OfferedMachines], intents: Sequence[Intent], prices: Prices
+    machines: Sequence[PooledMachine], offers: Sequence[OfferedMachines], intents: Sequence[Intent], prices: ChangeCosts
 ) -> tuple[int, int]:
     """Returns the least shortfall in units, and the least cost of a plan with it. All machines have one resource.
 
     It takes (pools + 1) to the power of the machines, present and offered.
     """
-    every = [*machines, *(Machine("", one.domain, one.type) for one in offers for _ in range(one.count))]
+    every = [*machines, *(PooledMachine("", one.domain, one.type) for one in offers for _ in range(one.count))]
     present = np.arange(len(every)) < len(machines)
     pools = [NO_POOL, *(intent.pool for intent in intents)]
     plans: Longs = np.array(list(product(range(len(pools)), repeat=len(every))), np.int64)
@@ -59,7 +59,7 @@ def least(
     return fewest, int(cost[allowed].min())
 
 
-def _lacks(mine: Bools, machines: Sequence[Machine], intent: Intent) -> Longs:
+def _lacks(mine: Bools, machines: Sequence[PooledMachine], intent: Intent) -> Longs:
     """Returns what the pool lacks under each plan: [plans]. `mine`: [plans, machines], the machines of the pool."""
     resource = machines[0].type.resource
     needed, most = intent.needs(resource), intent.most_of_a_domain(resource)
@@ -78,7 +78,7 @@ def _lacks(mine: Bools, machines: Sequence[Machine], intent: Intent) -> Longs:
     return lacks
 
 
-def _even_share(machines: Sequence[Machine], intents: Sequence[Intent], resource: str, total: int) -> float:
+def _even_share(machines: Sequence[PooledMachine], intents: Sequence[Intent], resource: str, total: int) -> float:
     """Returns the least largest share that a pool lacks if all pools lack `total` and machines are divisible."""
     solver = pywraplp.Solver.CreateSolver("GLOP")
     share = solver.NumVar(0, 1, "")

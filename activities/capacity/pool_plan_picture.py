@@ -4,12 +4,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from infra.reports.charts import ALARM, COLOURS, INK, svg, tip
-from ras.plan import Outcome, Plan
+from ras.plan import PoolOutcome, RegionPlan
 
 _ROW_INCHES, _HEAD_INCHES, _WIDTH_INCHES = 0.28, 0.9, 9.0
 
 
-def draw(region: str, plan: Plan) -> str:
+def draw(region: str, plan: RegionPlan) -> str:
     """Returns the picture as an `svg` element.
 
     A bar is a pool, its parts are fault domains. The line is what the pool needs; red is what it lacks after a loss.
@@ -27,7 +27,7 @@ def draw(region: str, plan: Plan) -> str:
     return svg(whole, (_WIDTH_INCHES, sum(heights)))
 
 
-def _pools(axes: Axes, plan: Plan, outcomes: list[Outcome]) -> None:
+def _pools(axes: Axes, plan: RegionPlan, outcomes: list[PoolOutcome]) -> None:
     domains = sorted({domain for domain, _ in plan.targets})
     for y, one in enumerate(outcomes):
         left = 0

@@ -18,10 +18,10 @@ from infra.db.models import Machine as MachineRow
 from infra.db.pool_plans import PoolPlan
 from infra.db.session import in_thread, transaction
 from ras.intents import Intent
-from ras.supply import NO_POOL, Machine, MachineType, aggregate
+from ras.supply import NO_POOL, PooledMachine, PooledType, aggregate
 
 if TYPE_CHECKING:
-    from ras.plan import Plan
+    from ras.plan import RegionPlan
 
 _CHECK_S = 10.0
 """Interval at which sizes and machines are compared with those of the newest plan."""
@@ -74,7 +74,7 @@ class PoolPlanner:
             session.execute(delete(PoolPlan).where(PoolPlan.region.not_in(out)))
             return out
 
-    def _make(self, region: str, intents: Sequence[Intent], machines: Sequence[Machine], inputs: str) -> None:
+    def _make(self, region: str, intents: Sequence[Intent], machines: Sequence[PooledMachine], inputs: str) -> None:
         # Imported late: the solver and matplotlib take a second and 100 MB, and most installations have no sizes.
         from activities.capacity.pool_plan_picture import draw
         from ras import moves, solve
@@ -92,7 +92,7 @@ class PoolPlanner:
             session.merge(PoolPlan(region=region, inputs=inputs, body=body, svg=draw(region, plan), made_at=func.now()))
 
 
-def read_machines(session: Session, region: str, pools: set[str]) -> list[Machine]:
+def read_machines(session: Session, region: str, pools: set[str]) -> list[PooledMachine]:
     """Returns the machines with GPUs that plans may use, sorted by id.
 
     Left out are machines that are lost, cordoned or drained, machines of one tenant or service, and those that were
@@ -113,12 +113,12 @@ def read_machines(session: Session, region: str, pools: set[str]) -> list[Machin
         if pool is None or pool in pools:
             domain = cluster.datacenter or cluster.zone or cluster.name
             usd_per_h = gpus * float(cluster.prices.get(str(gpu_type), 0.0))
-            type_ = MachineType(f"{gpus} {gpu_type}", str(gpu_type), gpus, usd_per_h, cluster.capacity)
-            out.append(Machine(id_, domain, type_, pool or NO_POOL, busy))
+            type_ = PooledType(f"{gpus} {gpu_type}", str(gpu_type), gpus, usd_per_h, cluster.capacity)
+            out.append(PooledMachine(id_, domain, type_, pool or NO_POOL, busy))
     return out
 
 
-def _digest(intents: Sequence[Intent], machines: Sequence[Machine]) -> str:
+def _digest(intents: Sequence[Intent], machines: Sequence[PooledMachine]) -> str:
     """Returns a digest of sizes and machines. Which machines are in use changes too often, and is left out."""
     wanted = [(*sorted(one.sizes.items()), one.pool, one.failure_buffer, one.survives_loss, one.max_share,
                sorted(one.kinds), one.max_usd_per_h) for one in intents]  # fmt: skip
@@ -126,7 +126,7 @@ def _digest(intents: Sequence[Intent], machines: Sequence[Machine]) -> str:
     return hashlib.sha256(json.dumps([wanted, there]).encode()).hexdigest()
 
 
-def _outcomes(plan: "Plan", machines: Sequence[Machine]) -> list[Mapping[str, Any]]:
+def _outcomes(plan: "RegionPlan", machines: Sequence[PooledMachine]) -> list[Mapping[str, Any]]:
     now = Counter[tuple[str, str]]()
     for machine in machines:
         now[machine.pool, machine.type.resource] += machine.type.units

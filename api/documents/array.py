@@ -56,6 +56,7 @@ _BRACES = (
 _FILLED = f"With the longest values, run, setup, env and files have at most {_MOST_FILLED_BYTES} bytes together"
 _NO_EXPIRY = "Not possible with array"
 _ONE_TASK = "With array.runners there is one job of one task, without an image, outputs and a separate stderr"
+_ONCE = "With array.runners.at_most_once, limits.retries is 0"
 _SAME = "with array.runners, setup and files are the same for all elements"
 
 
@@ -226,7 +227,7 @@ ARRAY = Field(
     ),
     "Many elements of this document, which are placed independently, each with an index (docs/arrays.md)",
 )
-ARRAY_RULES = (_BRACES, _FILLED, _NO_EXPIRY, _ONE_TASK, _SAME)
+ARRAY_RULES = (_BRACES, _FILLED, _NO_EXPIRY, _ONE_TASK, _ONCE, _SAME)
 
 
 def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +241,7 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
         message = "not possible with array: its elements wait for each other; `mizzen cancel --waiting` ends their wait"
         at.get("limits", "max_pending").wrong(message, rule=_NO_EXPIRY)
     if array.runners is not None:
-        _check_runners(at, values)
+        _check_runners(at, values, array.runners)
     longest = {name: max(given, key=lambda one: len(one.encode())) for name, given in options(array).items()}
     longest[INDEX] = "9" * 9
     places = [place for n, job in enumerate(values.get("jobs", [])) for place in _texts(at, n, job)]
@@ -252,12 +253,16 @@ def check_array(at: At, values: dict[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _check_runners(at: At, values: dict[str, Any]) -> None:
+def _check_runners(at: At, values: dict[str, Any], runners: RunnersSpec) -> None:
     """Checks that elements can run one after another in the same sandbox: each is one task, without an image."""
     jobs = values.get("jobs", [])
     place = at.get("array").get("runners")
     if len(jobs) > 1 or any(job.get("tasks", 1) > 1 for job in jobs):
         place.wrong("runners are possible only for elements of one task, in one job", rule=_ONE_TASK)
+    retries = at.get("limits", "retries")
+    if runners.at_most_once and retries.value not in (None, 0):
+        message = "must be 0 with array.runners.at_most_once, which starts no element again; leave it out"
+        retries.wrong(message, rule=_ONCE)
     if values.get("outputs"):
         at.get("outputs").wrong("not possible with array.runners: elements share a working directory", rule=_ONE_TASK)
     for number, job in enumerate(jobs):

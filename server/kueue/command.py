@@ -17,7 +17,7 @@ from infra.files import stamp
 from mizzen.cli.session import Session
 from mizzen.client.errors import ClientError
 from server.commands import log_to_stderr, run_command
-from server.kueue.dispatcher import Dispatcher, Tables
+from server.kueue.dispatcher import KueueDispatcher, Tables
 from server.kueue.settings import DispatcherSettings
 from server.options import FILE
 
@@ -49,7 +49,7 @@ def _run(config: Path, catalogue: Callable[[], Tables], once: bool) -> None:
 
     api = KubernetesApi("kueue", settings())
     try:
-        Dispatcher(api, settings, tables).run(stop, once=once)
+        KueueDispatcher(api, settings, tables).run(stop, once=once)
     except ProviderUnavailable as error:
         raise StackError(str(error)) from None
     finally:

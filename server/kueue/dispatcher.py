@@ -9,8 +9,8 @@ from typing import Any
 from capacity.provider import ProviderUnavailable
 from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi, Object
 from capacity.providers.kubernetes.kueue import GROUP, VERSIONS
+from capacity.providers.kubernetes.object_watch import ObjectWatch
 from capacity.providers.kubernetes.status import seconds
-from capacity.providers.kubernetes.watch import Watch
 from gms.dispatch import KueueWorkload, nominate
 from infra.errors import StackError
 from server.kueue.owned_fields import owned
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 Tables = Mapping[str, frozenset[str]]
 
 
-class Dispatcher:
+class KueueDispatcher:
     """Nominates clusters in rounds. Several dispatchers may run at once: a write on an outdated Workload is refused."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Dispatcher:
         """The last reason that was logged for each Workload."""
         self._lock = threading.Lock()
         self._news, self._is_listed = threading.Event(), threading.Event()
-        self._watch = Watch("kueue", api, f"{self._root}/workloads", "", self._listed, self._changed)
+        self._watch = ObjectWatch("kueue", api, f"{self._root}/workloads", "", self._listed, self._changed)
 
     def run(self, stop: threading.Event, *, once: bool = False) -> None:
         """Makes a round at each change and after each interval, until `stop` is set; with `once`, a single round."""

@@ -286,6 +286,19 @@ async def test_wrong_arrays(world: ApiWorld, array: Any, path: str, words: str) 
     assert _rows(world) == 0
 
 
+@pytest.mark.parametrize("retries", [50, {"exit": {"137": 2}}, {"lost": 5}])
+async def test_elements_that_may_be_started_once_have_no_retries(world: ApiWorld, retries: Any) -> None:
+    """An element that failed would be started again: the document asks for both."""
+    array = {"indexes": "0-9", "runners": {"at_most_once": True}}
+    jobs = [{"name": "main", "run": ["true"]}]
+    (error,) = await _refusal(world, array, jobs=jobs, limits={"retries": retries})
+    assert error == (
+        "limits.retries", "must be 0 with array.runners.at_most_once, which starts no element again; leave it out"
+    )  # fmt: skip
+    await _submit(world, array, jobs=jobs, limits={"retries": 0})
+    await _submit(world, array | {"runners": {"at_most_once": False}}, jobs=jobs, limits={"retries": retries})
+
+
 async def test_braces_are_read_only_in_documents_with_an_array(world: ApiWorld) -> None:
     """A name that is no parameter is an error; without an array it is text."""
     jobs = [{"name": "main", "run": ["echo", "{{ lr }}"], "env": {"A": "{{"}}]

@@ -290,7 +290,8 @@ def _end(seen: Observed, order: Order, workload: str, phase: str, why: str) -> I
         yield Violation("wrong-end", f"{order.name} {workload}: succeeded, but not all tasks exited with 0")
     ids = {r.run_id for r in runs}
     killed = any(k.run_id in ids or k.run_id.startswith(f"{workload}.") for k in seen.killed)
-    is_excused = (order.exit_code and killed) or (order.array and order.array.at_most_once and "at_most_once" in why)
+    once = order.array is not None and order.array.at_most_once
+    is_excused = ((order.exit_code or once) and killed) or (once and "at_most_once" in why)
     if phase == "failed" and not any(r.exit_code for r in runs) and not is_excused:
         yield Violation("wrong-end", f"{order.name} {workload}: failed ({why}), but none of its tasks failed")
     if phase == "cancelled" and order.cancel_sent_s is None and not _waited_in_vain(seen, order, workload, why):

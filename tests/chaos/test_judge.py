@@ -236,6 +236,18 @@ def test_an_element_that_may_run_once_may_fail_without_its_end() -> None:
         assert [v.kind for v in judge(seen)] == kinds
 
 
+def test_an_element_that_may_run_once_may_fail_because_it_was_killed() -> None:
+    for killed, kinds in ((["w5-1.1.count.0"], []), ([], ["wrong-end"])):
+        seen = _sound()
+        _with_runners(seen, (40.0, 50.0), at_most_once=True)
+        seen.runs[-1] = replace(seen.runs[-1], exit_code=None)
+        array = seen.arrays["w5"]
+        failed = Element("failed", "{'code': 'task_failed'}", ())
+        seen.arrays["w5"] = replace(array, counts={"succeeded": 1, "failed": 1}, elements={**array.elements, 1: failed})
+        seen.killed = [Killed(46.0, 77, run_id) for run_id in killed]
+        assert [v.kind for v in judge(seen)] == kinds
+
+
 def test_an_element_runs_after_that_of_its_index() -> None:
     for begin_s, kinds in ((44.7, []), (44.4, ["too-early"])):
         seen = _sound()

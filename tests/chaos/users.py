@@ -108,7 +108,7 @@ class Users:
             "after": self._after(what),
             "array": what.array and _array(what.array),
             "checkpoint": {"interval": "1s", "grace": "5s"},
-            "limits": {"retries": 0 if what.exit_code else 50},
+            "limits": {"retries": 0 if what.exit_code or (what.array and what.array.at_most_once) else 50},
             # Some may be placed on the idle machine.
             **({"capacity": ["reserved", "voluntary"]} if what.name.endswith(("0", "3", "6", "9")) else {}),
             "jobs": [

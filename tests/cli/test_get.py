@@ -53,18 +53,24 @@ def test_a_response_that_breaks_off_is_continued(
     assert Path("model/weights").read_bytes() == bytes(range(256)) * 100
 
 
-@pytest.mark.parametrize("name", ["../evil", "/tmp/evil-of-mizzen", "link/evil"])
+@pytest.mark.parametrize(
+    ("target", "name"),
+    [
+        ("file", "../evil"), ("file", "/tmp/evil-of-mizzen"), ("file", "file"), ("file", "link"),
+        ("..", "link/evil"), ("/tmp", "link/evil-of-mizzen"), ("link", "link/evil"),
+    ],
+)  # fmt: skip
 def test_an_archive_that_leaves_its_folder_writes_nothing(
-    placed: str, service: Service, name: str, capsys: Capture
+    placed: str, service: Service, target: str, name: str, capsys: Capture
 ) -> None:
     """An agent that is not trusted may have written it."""
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
+        tar.addfile(tarfile.TarInfo("file"))
         link = tarfile.TarInfo("link")
-        link.type, link.linkname = tarfile.SYMTYPE, ".."
+        link.type, link.linkname = tarfile.SYMTYPE, target
         tar.addfile(link)
-        file = tarfile.TarInfo(name)
-        tar.addfile(file)
+        tar.addfile(tarfile.TarInfo(name))
     store_output(bucket(service), placed, [out.getvalue()])
     assert run(["get", placed, "model"]) == 2
     assert "the archive of the output is not valid" in capsys.readouterr().err

@@ -42,7 +42,7 @@ _OF_ANY_ROOM = {
 """What many rooms have: the room's name completes the file's."""
 _IN_EACH_LAYER = {
     "archives", "buckets", "clusters", "fleet", "instance", "instances", "keys", "logs",
-    "machines", "moves", "placement_runs", "pools", "provider", "removal", "replicas",
+    "machines", "moves", "placement_runs", "pool_plans", "pools", "provider", "removal", "replicas",
     "scheduling", "service", "services", "tenants", "traffic", "usage", "workloads",
 }  # fmt: skip
 """Subjects that more than two layers have a part of: the table, the activities, the routes, the commands."""

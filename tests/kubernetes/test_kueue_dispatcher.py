@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from capacity.providers.kubernetes.api import KubernetesApi
-from server.kueue.dispatcher import Dispatcher
+from server.kueue.dispatcher import KueueDispatcher
 from server.kueue.settings import DispatcherSettings
 from tests.kubernetes import kueue
 from tests.kubernetes.cluster import RBAC, KubernetesCluster, cluster
@@ -69,7 +69,7 @@ def _dispatching(there: KubernetesCluster, **more: Any) -> Iterator[None]:
     settings = DispatcherSettings.model_validate(_settings(there, **more))
     api, stop = KubernetesApi("kueue", settings), threading.Event()
     tables = {name: frozenset(regions) for name, regions in settings.tables.items()}
-    thread = threading.Thread(target=Dispatcher(api, lambda: settings, lambda: tables).run, args=(stop,))
+    thread = threading.Thread(target=KueueDispatcher(api, lambda: settings, lambda: tables).run, args=(stop,))
     thread.start()
     try:
         yield

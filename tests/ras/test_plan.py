@@ -8,25 +8,25 @@ import pytest
 
 from ras import moves, solve
 from ras.intents import Intent
-from ras.plan import Prices
-from ras.supply import Machine, MachineType, OfferedMachines, aggregate
+from ras.plan import ChangeCosts
+from ras.supply import OfferedMachines, PooledMachine, PooledType, aggregate
 from reference import ras_plan
 
-A100 = MachineType("node8", "a100", 8)
-PRICES = Prices()
+A100 = PooledType("node8", "a100", 8)
+PRICES = ChangeCosts()
 
 
-def _small(random: Random) -> tuple[list[Machine], list[OfferedMachines], list[Intent]]:
+def _small(random: Random) -> tuple[list[PooledMachine], list[OfferedMachines], list[Intent]]:
     """Returns a region of at most nine machines and two pools, or seven machines and three pools."""
     pools = ["p", "q", "r"][: random.choice([1, 2, 2, 3])]
     types = [
-        MachineType("small", "a100", 4, random.choice([1.0, 3.0]), "spot"),
-        MachineType("large", "a100", 8, random.choice([2.0, 6.0]), "on_demand"),
+        PooledType("small", "a100", 4, random.choice([1.0, 3.0]), "spot"),
+        PooledType("large", "a100", 8, random.choice([2.0, 6.0]), "on_demand"),
     ]
     domains = ["d1", "d2", "d3", "d4"][: random.randint(2, 4)]
     count = random.randint(3, 6 if len(pools) == 3 else 7)
     machines = [
-        Machine(
+        PooledMachine(
             f"m{k}", random.choice(domains), random.choice(types[: random.randint(1, 2)]),
             random.choice(["", "gone", *pools]), random.random() < 0.5,
         )
@@ -50,18 +50,18 @@ def _small(random: Random) -> tuple[list[Machine], list[OfferedMachines], list[I
     return machines, offers, intents
 
 
-def _apply(machines: Sequence[Machine], changes: moves.Changes) -> list[Machine]:
+def _apply(machines: Sequence[PooledMachine], changes: moves.PoolChanges) -> list[PooledMachine]:
     """Returns the machines after all moves and launches."""
     target = {move.machine: move.target for move in changes.moves}
     assert len(target) == len(changes.moves)
-    after = [Machine(m.id, m.domain, m.type, target.get(m.id, m.pool), m.busy) for m in machines]
+    after = [PooledMachine(m.id, m.domain, m.type, target.get(m.id, m.pool), m.busy) for m in machines]
     for launch in changes.launches:
         domain, type_ = launch.cell
-        after += [Machine(f"new{k}", domain, type_, launch.pool) for k in range(launch.count)]
+        after += [PooledMachine(f"new{k}", domain, type_, launch.pool) for k in range(launch.count)]
     return after
 
 
-def _lack(machines: Sequence[Machine], intent: Intent) -> int:
+def _lack(machines: Sequence[PooledMachine], intent: Intent) -> int:
     """Returns what the pool lacks, counted by machine: after the loss of each fault domain if it must survive that."""
     here: Mapping[str, int] = Counter()
     by_domain: dict[str, int] = defaultdict(int)
@@ -73,7 +73,7 @@ def _lack(machines: Sequence[Machine], intent: Intent) -> int:
     return max(max(0, intent.needs("a100") - sum(n for d, n in here.items() if d != one)) for one in lost)
 
 
-def _price(machines: Sequence[Machine], changes: moves.Changes) -> int:
+def _price(machines: Sequence[PooledMachine], changes: moves.PoolChanges) -> int:
     paid = sum(PRICES.busy if move.busy else PRICES.idle for move in changes.moves)
     return paid + sum(one.count * (PRICES.launch + round(1000 * one.cell[1].usd_per_h)) for one in changes.launches)
 
@@ -107,16 +107,16 @@ def test_two_hundred_plans_are_as_good_as_the_best_of_all_assignments() -> None:
     assert sum(cost > 0 for _, cost in found) > 60
 
 
-def _machines(**counts: int) -> list[Machine]:
+def _machines(**counts: int) -> list[PooledMachine]:
     """Returns machines: `d1_p=3` are three idle ones of pool p in d1, `d1_p_busy=3` three in use, `d1_=1` has none."""
     out = []
     for name, count in counts.items():
         domain, pool, *busy = name.split("_")
-        out += [Machine(f"{name}{k}", domain, A100, pool, bool(busy)) for k in range(count)]
+        out += [PooledMachine(f"{name}{k}", domain, A100, pool, bool(busy)) for k in range(count)]
     return out
 
 
-def _plan(machines: Sequence[Machine], *intents: Intent) -> tuple[list[Machine], moves.Changes]:
+def _plan(machines: Sequence[PooledMachine], *intents: Intent) -> tuple[list[PooledMachine], moves.PoolChanges]:
     supply = aggregate(machines)
     changes = moves.choose(solve.plan(supply, intents), machines, supply)
     return _apply(machines, changes), changes
@@ -166,7 +166,7 @@ def test_machines_of_pools_without_an_intent_are_free_for_others() -> None:
 
 def test_a_pool_keeps_what_it_may_not_get() -> None:
     """The price bound limits what a pool gets, not what it has."""
-    dear, cheap = (MachineType(name, "a100", 8, usd) for name, usd in (("dear", 9.0), ("cheap", 1.0)))
-    machines = [Machine("m1", "d1", dear, "p"), Machine("m2", "d1", dear), Machine("m3", "d1", cheap)]
+    dear, cheap = (PooledType(name, "a100", 8, usd) for name, usd in (("dear", 9.0), ("cheap", 1.0)))
+    machines = [PooledMachine("m1", "d1", dear, "p"), PooledMachine("m2", "d1", dear), PooledMachine("m3", "d1", cheap)]
     after, _ = _plan(machines, Intent("p", {"a100": 24}, survives_loss=False, max_usd_per_h=5.0))
     assert {m.id: m.pool for m in after} == {"m1": "p", "m2": "", "m3": "p"}

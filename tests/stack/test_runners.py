@@ -92,7 +92,8 @@ def test_failures_are_tried_again_and_one_element_is_cancelled(shared: Up) -> No
 def test_a_preempted_runner_returns_its_elements(shared: Up, once: str) -> None:
     """A stop leaves no element half done: the one that ran is leased again, or fails if it may be started only once."""
     settings = f"{{interrupt: now, at_most_once: {once}}}"
-    code, out, err = _mizzen(shared, "submit", "-", stdin=_WRITES % settings)
+    document = _WRITES.replace("retries: 1", "retries: 0" if once == "true" else "retries: 1")
+    code, out, err = _mizzen(shared, "submit", "-", stdin=document % settings)
     assert code == 0, err
     array, client = out.strip(), shared.client()
     _until_running(shared, f"{array}-5")

@@ -8,9 +8,9 @@ from typing import Any
 
 from capacity.provider import FoundMachine, ProviderUnavailable
 from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi
+from capacity.providers.kubernetes.object_watch import ObjectWatch
 from capacity.providers.kubernetes.pod import ENDED, INSTANCE, native_id
 from capacity.providers.kubernetes.status import BY_MIZZEN, disruption, explained, seconds, why_ended
-from capacity.providers.kubernetes.watch import Watch
 
 _MOST_ENDS, _KEPT_S = 10_000, 3600.0
 _AGAIN_S = 10.0
@@ -32,7 +32,7 @@ class PodEnds:
         self._words: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
         """When the events about a pod were read, and how they explain its deletion, by its uid."""
         self._lock = threading.Lock()
-        self._watch = Watch(name, api, "pods", labels, self._relisted, self._changed)
+        self._watch = ObjectWatch(name, api, "pods", labels, self._relisted, self._changed)
         self.start, self.close = self._watch.start, self._watch.close
 
     def recent(self) -> list[FoundMachine]:

@@ -65,8 +65,8 @@ $$;
 
 -- Returns the elements that a scan ranks: `positions` has at most `most` of those that wait for their first placement,
 -- in ascending order, `more` the number of the others, and `throttled` the ids of those with a row that the throttle
--- keeps out. `ranges` has the indexes, and `free` how many the throttle admits. If runners run the elements, the runners are ranked in their place: `positions` has the numbers of the next
--- ones, and `ranges` is null.
+-- keeps out. `ranges` has the indexes, and `free` how many the throttle admits. If runners run the elements, the
+-- runners are ranked in their place: `positions` has the numbers of the next ones, and `ranges` is null.
 --
 -- All elements that are queued and not held compete for the places that the throttle leaves, the older first. An
 -- element that avoids machines on which it failed takes no place from others before its award, because it may find no

@@ -18,7 +18,7 @@ from mizzen.cli.submit import say_end
 from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
 from mizzen.client.documents import without_empty
 from mizzen.client.errors import ClientError
-from mizzen.client.log_lines import LogPosition
+from mizzen.client.log_lines import FollowedTo
 from mizzen.client.views import Workload
 
 _LONGEST_NAME = 40
@@ -189,7 +189,7 @@ def _until_the_end(session: Session, workload: Workload) -> NoReturn:
     """Follow the workload and end with its status."""
     id_ = workload["id"]
     is_asked = False
-    position = LogPosition()
+    position = FollowedTo()
     while True:
         try:
             print_logs(session, id_, follow=True, position=position)

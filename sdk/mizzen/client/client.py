@@ -16,7 +16,7 @@ from mizzen.client.calls import path_of
 from mizzen.client.contexts import active_context
 from mizzen.client.data import Data
 from mizzen.client.fleet import FleetMethods
-from mizzen.client.log_lines import Labels, LogPosition, Logs, labels_of, next_attempt
+from mizzen.client.log_lines import FollowedTo, Labels, Logs, labels_of, next_attempt
 from mizzen.client.output_calls import OutputCalls
 from mizzen.client.services import Services
 from mizzen.client.transport import Backoff, Transport
@@ -271,7 +271,7 @@ class Client(Data, FleetMethods, OutputCalls, Services):
         tail: int | None = None,
         follow: bool = False,
         on_attempt: Callable[[int], None] | None = None,
-        position: LogPosition | None = None,
+        position: FollowedTo | None = None,
     ) -> Iterator[bytes]:
         """Yield the lines of the tasks' output, without line ends. With several tasks, each starts with `job/task| `.
 
@@ -305,7 +305,7 @@ class Client(Data, FleetMethods, OutputCalls, Services):
         if not follow:
             yield from logs.now(attempt, tail)
             return
-        position = position or LogPosition()
+        position = position or FollowedTo()
         if labels.is_by_element:
             yield from logs.follow(None, tail, lambda: read()["phase"] in views.TERMINAL_PHASES, position.seen)
             return

@@ -23,7 +23,7 @@ _SPECIAL = frozenset(".^$*+?{}[]\\|()")
 
 
 @dataclass
-class LogPosition:
+class FollowedTo:
     """How far a log was followed: an attempt, and how many of its lines were yielded, by the label of the task."""
 
     attempt: int | None = None

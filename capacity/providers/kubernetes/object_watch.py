@@ -16,7 +16,7 @@ _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 _log = logging.getLogger(__name__)
 
 
-class Watch:
+class ObjectWatch:
     """A thread that reports all objects of a resource, and then each change of one."""
 
     def __init__(
