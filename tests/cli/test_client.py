@@ -17,7 +17,7 @@ from infra.db.array_rows import take_element
 from infra.db.models import Workload
 from infra.db.session import transaction
 from mizzen.client import Client, NotFound, Unreachable
-from mizzen.client.log_lines import LogPosition
+from mizzen.client.log_lines import FollowedTo
 from tests.cli.service import DOCUMENT, DONE, Cutter, Service, serving
 
 
@@ -209,7 +209,7 @@ def test_an_interrupted_reader_continues_where_it_was(service: Service, client: 
     for task in (0, 1):
         service.write_log(id_, "one\ntwo\n", task=task, end=True)
     service.become(id_, Phase.SUCCEEDED, reason=DONE)
-    position = LogPosition()
+    position = FollowedTo()
     first = list(islice(client.logs(id_, follow=True, position=position), 3))
     rest = list(client.logs(id_, follow=True, position=position))
     assert sorted(first + rest) == [f"train/{task}| {word}".encode() for task in (0, 1) for word in ("one", "two")]
