@@ -221,7 +221,7 @@ async def _work(
 
 
 async def _guard(state: StateFolder, activities: NodeActivities, stop: asyncio.Event) -> None:
-    """Stops the agent if its state folder is deleted: it can then record neither tasks nor the owner's commands.
+    """Stops the agent if its state folder is deleted: without it, nothing can be recorded.
 
     Before it stops, its machine counts as lost, so that no further work is sent.
     """

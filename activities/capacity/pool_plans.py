@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _CHECK_S = 10.0
 """Interval at which sizes and machines are compared with those of the newest plan."""
+_SHARE = 0.1
+"""The largest fraction of time that rounds take: a program without a plan keeps the solver busy for minutes."""
 MOST_MOVES = 1000
 """Maximum number of moves that a published plan lists."""
 
@@ -39,7 +41,8 @@ class PoolPlanner:
     async def run(self) -> None:
         """Runs rounds until cancelled, while this process is the leader."""
         interval_s = min(_CHECK_S, self._interval_s)
-        await lead(self._engine, Leader.PLANNING_POOLS, "planning pools", lambda: in_thread(self.round), interval_s)
+        planning = Leader.PLANNING_POOLS
+        await lead(self._engine, planning, "planning pools", lambda: in_thread(self.round), interval_s, _SHARE)
 
     def round(self) -> list[str]:
         """Makes the plans that are due; returns the errors of regions without a plan. Blocks, without a transaction."""
@@ -95,8 +98,8 @@ class PoolPlanner:
 def read_machines(session: Session, region: str, pools: set[str]) -> list[PooledMachine]:
     """Returns the machines with GPUs that plans may use, sorted by id.
 
-    Left out are machines that are lost, cordoned or drained, machines of one tenant or service, and those that were
-    launched for a pool that is not in `pools`.
+    Plans do not use machines that are lost, cordoned or drained, machines that only one tenant or service may use, and
+    machines that were launched for a pool that is not in `pools`.
     """
     held = select(Allocation.workload).where(Allocation.machine == MachineRow.id, Allocation.released_at.is_(None))
     rows = session.execute(

@@ -127,7 +127,7 @@ class ArrayBacklog:
     """When their wait began, in seconds since the epoch."""
     elements: int
     free: int | None
-    """How many elements the throttle admits now, those that the scan ranks included; None: there is no limit."""
+    """How many elements the throttle admits now, including those that the scan ranks; None: there is no limit."""
 
 
 class ScannedQueue:

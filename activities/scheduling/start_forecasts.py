@@ -116,10 +116,10 @@ def _waiting(d: QueuedDemand, pools: dict[Pool, int], throttled: Collection[str]
 def _backlog(
     b: ArrayBacklog, demands: Sequence[QueuedDemand], live: Sequence[AttemptRow], pools: dict[Pool, int]
 ) -> ArrayElements | None:
-    """Returns the elements behind those that the scan ranks; None: their rank is unknown.
+    """Returns the elements of an array that wait behind those in `demands`; None: their rank is unknown.
 
-    They follow the last ranked one. If there is none, because of the throttle, they have the rank of an element that
-    holds slots.
+    Their place in the queue is directly behind the array's last element in `demands`. If the throttle keeps all of them
+    out, `demands` has none; then they have the rank of an element that holds slots.
     """
     own = [k for k, d in enumerate(demands) if d.array == b.array]
     if own:

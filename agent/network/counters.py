@@ -99,8 +99,8 @@ class WaitingConnections:
         """Returns whether a connection from one of these local addresses has waited for the link since the last call.
 
         A connection counts if it had unsent bytes at both calls, if its peer has acknowledged bytes in between, and if
-        neither the peer's receive window nor a rate that its own process has set was the limit. So a peer that is gone
-        or reads slowly does not count as a slow link.
+        it was not limited by the peer's receive window or by a rate that its own process has set. So a peer that has
+        disappeared or that reads slowly does not make a link count as slow.
 
         Connections of the machine to itself do not count. The cost grows with the number of connections.
 

@@ -32,7 +32,7 @@ _NUMBER = "(0|[1-9][0-9]{0,8})"
 _RANGE = f"{_NUMBER}(-{_NUMBER}(:[1-9][0-9]{{0,8}})?)?"
 _INDEXES = f"{_RANGE}(,{_RANGE})*"
 _MOST_CHARACTERS = 60_000
-"""Longest text of the indexes of an array. It can list any selection of 10,000 elements, such as those that failed."""
+"""Maximum length of the indexes of an array: enough for a list of any 10,000 elements, such as those that failed."""
 _WANTED = "indexes such as 0-999 or 0-9,20-29:2"
 _SHORT = f"{_WANTED}, and the number of elements that run at a time, as in 0-999%50"
 _ORDER = "A range ends at its start or later, and no index is given twice"

@@ -54,7 +54,7 @@ class PoolPlanView(View):
 
 @router.get("/{name}/pool-plan", summary="Get the plan of a region's pools", responses=refusals(404))
 def get_pool_plan(name: str, state: StateOf, _: Operator) -> PoolPlanView:
-    """Returns the newest plan. It is made anew every 30 minutes, and after a change of sizes or machines."""
+    """Returns the newest plan. A new plan is made every 30 minutes, and after each change of sizes or machines."""
     with state.transaction() as session:
         existing(session, Region, name, "region")
         row = session.get(PoolPlan, name)
