@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable
 from functools import partial
 
+import numpy as np
+
 from domain.machine_code import mark_complete
 from domain.scheduling import (
     CreditWeights,
@@ -27,6 +29,7 @@ from domain.scheduling import (
 )
 from gms.scan import scan
 from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
+from gms.starts.kernels import FreeMachines
 from infra import children
 from rms.award import award
 from rms.bid import bid_in
@@ -51,8 +54,9 @@ def compile_queue() -> None:
     pending = (QueuedWorkload("w", "t", 0.0, (_GPU, _CPU)),)
     placed = (PlacedWorkload("v", "t", 0.0, {"a": 1}, 1000, requested_level=7),)  # Displaced by `w`.
     scan(QueueSnapshot(1.0, tenants, pending, placed, CreditWeights(1.0, 1.0, 1.0)))
-    held = [HeldAmount("v", ("t", "1"), 0, 1, 0.0)]
-    StartForecaster().forecast(1.0, [WaitingDemand("w", ("t", "1"), 1, 1, 1, 1)], held, [0])
+    held = [HeldAmount("v", ("t", "1"), 0, 1, 0.0, on=((0, 1),))]
+    machines = FreeMachines(np.zeros(1, np.int64), np.ones(1, np.int64))
+    StartForecaster().forecast(1.0, [WaitingDemand("w", ("t", "1"), 1, 1, 1, 1)], held, [0], machines=machines)
 
 
 def compile_bids() -> None:

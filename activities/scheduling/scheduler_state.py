@@ -118,16 +118,10 @@ class SchedulerState:
         """The attempts that are not released."""
         return list(self._live.values())
 
-    def free_by_pool(self) -> dict[tuple[str, str], int]:
-        """Returns the free amounts by region and GPU type: GPUs; of the type `""`, thousandths of a core."""
-        free: dict[tuple[str, str], int] = {}
-        for name in self.regions:
-            region = self.planner(name).region
-            gpus, cpus_milli, _ = region.machines.kind_free
-            free[name, ""] = int(cpus_milli.sum())
-            for gpu_type, number in region.types.items():
-                free[name, gpu_type] = int(gpus[region.machines.kind_type == number].sum())
-        return free
+    def holdings(self, workload: str) -> tuple[Holding, ...]:
+        """Returns what a workload holds on machines; nothing, if it is unknown."""
+        found = self._running.get(workload)
+        return () if found is None else found.holdings
 
     def planner(self, region: str) -> Planner:
         """Returns a region's planner, with its machines and workloads as of the last read of the database."""

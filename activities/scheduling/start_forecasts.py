@@ -11,11 +11,12 @@ from sqlalchemy import Engine, func, select
 from sqlalchemy.dialects.postgresql import insert
 
 from activities.scheduling.decision_rows import AttemptRow
+from activities.scheduling.fleet_pools import CPUS, FleetPools, Pool
 from activities.scheduling.queue_state import held_by, seconds
 from activities.scheduling.scan_result import ArrayBacklog, QueuedDemand
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.ids import array_of
-from domain.scheduling import JobRequest
+from domain.scheduling import Holding, JobRequest
 from gms.starts.forecast import ArrayElements, HeldAmount, StartForecaster, WaitingDemand
 from gms.starts.kernels import F8
 from infra.db.logs import Publication
@@ -27,12 +28,6 @@ NAME = "starts"
 """Name of the row of `publication`."""
 _STORED_EVERY_S = 300.0
 """What was learned since the last write is lost if the process ends."""
-_MOST_POOLS = 62
-"""The pools of a workload are bits of a signed integer."""
-_CPUS = ""
-"""Stands for the GPU type of workloads without GPUs, whose amounts are thousandths of a core."""
-Pool = tuple[str, str]
-"""Region and GPU type."""
 
 
 class PublishedStarts:
@@ -52,15 +47,15 @@ class PublishedStarts:
         self._restore()
         with state.current():
             live, now_s = state.live, state.now_s
-            free = state.free_by_pool()
+            fleet = FleetPools({name: state.planner(name).region for name in state.regions})
             arrays = state.queue.backlogs()
-        pools = {pool: number for number, pool in enumerate(sorted(free)[:_MOST_POOLS])}
-        throttled = {b.array for b in arrays if b.free is not None}
-        held = [h for a in live if (h := _held(a, pools, throttled)) is not None]
+            throttled = {b.array for b in arrays if b.free is not None}
+            held = [h for a in live if (h := _held(a, state.holdings(a.workload), fleet, throttled)) is not None]
+        pools = fleet.pools
         waiting = [_waiting(d, pools, throttled) for d in demands]
         behind = [one for b in arrays if (one := _backlog(b, demands, live, pools)) is not None]
         self._learn_runs(now_s, held, waiting)
-        found = self._forecaster.forecast(now_s, waiting, held, [free[pool] for pool in pools], behind)
+        found = self._forecaster.forecast(now_s, waiting, held, fleet.free, behind, fleet.machines)
         self._store()
         return found
 
@@ -92,25 +87,27 @@ class PublishedStarts:
         self._stored_at_s = time.monotonic()
 
 
-def _held(a: AttemptRow, pools: dict[Pool, int], throttled: Collection[str]) -> HeldAmount | None:
+def _held(
+    a: AttemptRow, holdings: Sequence[Holding], fleet: FleetPools, throttled: Collection[str]
+) -> HeldAmount | None:
     gpus, cpus_milli = held_by(a)
-    pool = pools.get((a.region, min(a.gpu_types, default=_CPUS)))
+    pool = fleet.pools.get((a.region, min(a.gpu_types, default=CPUS)))
     if pool is None:
         return None
     amount = gpus or cpus_milli
+    on = fleet.gpus_on(a.region, pool, holdings) if a.gpu_types else None
     since_s = seconds(a.awarded_us)
     ends_by_s = inf if a.max_runtime_s is None else since_s + a.max_runtime_s
     array = array_of(a.workload)
-    return HeldAmount(
-        a.workload, _groups(a.tenant, amount), pool, amount, since_s, ends_by_s, array if array in throttled else None
-    )
+    own = array if array in throttled else None
+    return HeldAmount(a.workload, _groups(a.tenant, amount), pool, amount, since_s, ends_by_s, own, on)
 
 
 def _waiting(d: QueuedDemand, pools: dict[Pool, int], throttled: Collection[str]) -> WaitingDemand:
     needs, mask = _needs(d.jobs, pools)
     array = array_of(d.id)
     own = array if array in throttled else None
-    return WaitingDemand(d.id, _groups(d.tenant, needs), d.rank, d.level, needs, mask, own)
+    return WaitingDemand(d.id, _groups(d.tenant, needs), d.rank, d.level, needs, mask, own, _size(d.jobs))
 
 
 def _backlog(
@@ -134,19 +131,24 @@ def _backlog(
     needs, mask = _needs(b.jobs, pools)
     groups = _groups(b.tenant, needs)
     throttled = None if b.free is None else b.array
-    return ArrayElements(WaitingDemand(b.array, groups, rank, rank, needs, mask, throttled), place, b.elements, b.free)
+    demand = WaitingDemand(b.array, groups, rank, rank, needs, mask, throttled, _size(b.jobs))
+    return ArrayElements(demand, place, b.elements, b.free)
 
 
 def _needs(jobs: Sequence[JobRequest], pools: dict[Pool, int]) -> tuple[int, int]:
     """Returns the amount that a gang needs, and the mask of its pools."""
     # The slots of other types that a gang also needs are not considered.
-    types = next((set(job.gpu_types) for job in jobs if job.gpus), {_CPUS})
+    types = next((set(job.gpu_types) for job in jobs if job.gpus), {CPUS})
     mask = sum(1 << number for (_, gpu_type), number in pools.items() if gpu_type in types)
     return _gpus(jobs) or sum(job.cpus_milli for job in jobs), mask
 
 
 def _groups(tenant: str, amount: int) -> tuple[str, ...]:
     return f"{tenant}/{amount}", str(amount)
+
+
+def _size(jobs: Sequence[JobRequest]) -> int:
+    return max((job.gpus_per_task for job in jobs), default=0)
 
 
 def _gpus(jobs: Sequence[JobRequest]) -> int:

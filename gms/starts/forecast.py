@@ -9,7 +9,7 @@ import numpy as np
 
 from domain.priority import OVER_QUOTA_RANK
 from gms.starts.calibration import Calibration, Interval, Key
-from gms.starts.kernels import F8, RunningColumns, WaitingColumns, list_schedule
+from gms.starts.kernels import F8, I8, FreeMachines, RunningColumns, WaitingColumns, list_schedule
 from gms.starts.run_history import Groups, RunHistory
 
 FUTURES = 16
@@ -18,6 +18,7 @@ HORIZON_S = 14 * 86400.0
 MOST_ELEMENTS = 10_000
 """Of more elements of an array that are not in the queue, several count as one with their run times together."""
 _UNLIMITED = 2**62
+NO_MACHINES = FreeMachines(np.empty(0, np.int64), np.empty(0, np.int64))
 MOST_OPEN = 2000
 """Maximum number of waiting workloads whose first forecast is kept, to learn from its error."""
 
@@ -37,6 +38,8 @@ class WaitingDemand:
     """Mask of the pools that may hold it."""
     array: str | None = None
     """The array whose throttle limits it, if it is an element of one."""
+    size: int = 0
+    """The GPUs of its largest task, which need one machine; 0: it fits wherever its pool has enough."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,8 @@ class HeldAmount:
     """When its maximum runtime ends, in seconds since the epoch."""
     array: str | None = None
     """The array whose throttle counts it, if it is an element of one."""
+    on: tuple[tuple[int, int], ...] | None = None
+    """(machine, GPUs), if its pool consists of machines; those that others cannot get are not included."""
 
 
 @dataclass(frozen=True)
@@ -95,17 +100,18 @@ class StartForecaster:
 
     def forecast(
         self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int],
-        behind: Sequence[ArrayElements] = (),
+        behind: Sequence[ArrayElements] = (), machines: FreeMachines = NO_MACHINES,
     ) -> F8:  # fmt: skip
         """Returns the first and last seconds from now of each interval, shape (waiting, 2); NaN: nothing can be said.
 
         `waiting` is the queue in its order, `held` are all workloads that hold slots, and `free` has the free amount of
-        each pool. `behind` are the elements of arrays that are not in the queue.
+        each pool. `behind` are the elements of arrays that are not in the queue. The amount of a pool with `machines`
+        is the sum of their free GPUs.
         """
         self._learn(now_s, {w.id for w in waiting}, {h.id: h for h in held})
         if not waiting:
             return np.empty((0, 2))
-        medians_s = self._medians_s(now_s, waiting, held, free, behind)
+        medians_s = self._medians_s(now_s, waiting, held, _amounts(free, machines), behind, machines)
         out = np.full((len(waiting), 2), np.nan)
         for k, (w, median_s) in enumerate(zip(waiting, medians_s.tolist(), strict=True)):
             if median_s >= HORIZON_S:
@@ -133,8 +139,8 @@ class StartForecaster:
         self._calibration.set_open((f.key, f.median_s, now_s - f.at_s) for f in self._first.values())
 
     def _medians_s(
-        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: Sequence[int],
-        behind: Sequence[ArrayElements],
+        self, now_s: float, waiting: Sequence[WaitingDemand], held: Sequence[HeldAmount], free: I8,
+        behind: Sequence[ArrayElements], machines: FreeMachines,
     ) -> F8:  # fmt: skip
         """Returns the median of each start over the futures, in seconds from now."""
         random = np.random.default_rng(int(now_s))
@@ -149,21 +155,23 @@ class StartForecaster:
         runs_s = self._history.draw([w.groups for w in every], np.zeros(len(every)), random, FUTURES)
         runs_s[:, len(waiting) :] *= together
         # An over-quota workload reserves nothing.
-        kinds: dict[tuple[int, int, bool, str | None], int] = {}
-        keys = [(w.pools, w.needs, self._reserves and w.rank < OVER_QUOTA_RANK, w.array) for w in every]
+        kinds: dict[tuple[int, int, int, bool, str | None], int] = {}
+        keys = [(w.pools, w.needs, w.size, self._reserves and w.rank < OVER_QUOTA_RANK, w.array) for w in every]
         classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)
-        allowed, needs, reserves = np.array([kind[:3] for kind in kinds], np.int64).T.copy()
+        allowed, needs, sizes, reserves = np.array([kind[:4] for kind in kinds], np.int64).T.copy()
         limits: dict[str | None, int] = {one.demand.array: one.free for one in behind if one.free is not None}
-        places = np.array([limits.get(kind[3], _UNLIMITED) for kind in kinds], np.int64)
-        of_array: dict[str | None, int] = {kind[3]: number for kind, number in kinds.items() if kind[3] is not None}
-        running = [(h.pool, h.amount, of_array.get(h.array, -1)) for h in held]
-        pools, amounts, counted = np.array(running, np.int64).reshape(-1, 3).T.copy()
+        places = np.array([limits.get(kind[4], _UNLIMITED) for kind in kinds], np.int64)
+        of_array: dict[str | None, int] = {kind[4]: number for kind, number in kinds.items() if kind[4] is not None}
+        running = [(h.pool, _frees(h), of_array.get(h.array, -1), len(h.on or ())) for h in held]
+        pools, amounts, counted, parts = np.array(running, np.int64).reshape(-1, 4).T.copy()
+        first = np.concatenate(([0], np.cumsum(parts)))
+        on, gpus = np.array([part for h in held for part in h.on or ()], np.int64).reshape(-1, 2).T.copy()
         shown = order < len(waiting)
         starts_s = [
             list_schedule(
-                np.array(free, np.int64), RunningColumns(ends_s[k], pools, amounts, counted),
+                free, machines, RunningColumns(ends_s[k], pools, amounts, counted, first, on, gpus),
                 WaitingColumns(
-                    classes[order], allowed, needs, reserves > 0, places, np.array(counts)[order], shown,
+                    classes[order], allowed, needs, sizes, reserves > 0, places, np.array(counts)[order], shown,
                     np.roll(runs_s, -k, axis=0)[:, order],
                 ), HORIZON_S,
             )[shown]
@@ -180,6 +188,18 @@ class StartForecaster:
         """Restores the result of `to_json`."""
         self._history = RunHistory.from_json(body["history"])
         self._calibration = Calibration.from_json(body["calibration"])
+
+
+def _amounts(free: Sequence[int], machines: FreeMachines) -> I8:
+    amounts = np.array(free, np.int64)
+    if len(machines.pool):
+        sums = np.bincount(machines.pool, machines.free, len(amounts)).astype(np.int64)
+        amounts = np.where(np.bincount(machines.pool, minlength=len(amounts)) > 0, sums, amounts)
+    return amounts
+
+
+def _frees(held: HeldAmount) -> int:
+    return held.amount if held.on is None else sum(gpus for _, gpus in held.on)
 
 
 def _size(needs: int) -> int:

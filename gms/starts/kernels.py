@@ -22,10 +22,15 @@ class RunningColumns(NamedTuple):
     holds: I8
     classes: I8
     """The class whose number of places grows when it ends; -1: none."""
+    first: I8
+    """Shape (workloads + 1,): workload k holds GPUs on `machine[first[k]:first[k + 1]]`."""
+    machine: I8
+    gpus: I8
+    """The GPUs that are held on each of these machines."""
 
 
 class WaitingColumns(NamedTuple):
-    """A queue in its order. The class of an entry is its row of `allowed`, `needs`, `reserves` and `places`.
+    """A queue in its order. The class of an entry is its row of `allowed`, `needs`, `sizes`, `reserves` and `places`.
 
     An entry is a workload, or several elements of an array that are alike.
     """
@@ -35,6 +40,8 @@ class WaitingColumns(NamedTuple):
     """The mask of the pools of each class."""
     needs: I8
     """The amount that a workload of each class needs."""
+    sizes: I8
+    """The GPUs of its largest task, which need one machine; 0: only the pool's amount counts, as for CPUs."""
     reserves: npt.NDArray[np.bool_]
     """Whether a workload of each class that does not fit blocks its pools for the workloads behind it."""
     places: I8
@@ -45,6 +52,13 @@ class WaitingColumns(NamedTuple):
     """The entries whose start is wanted. The schedule ends when all of them have started."""
     runs_s: F8
     """Shape (draws, entries). The elements of an entry run for its draws in turn, a workload for the first."""
+
+
+class FreeMachines(NamedTuple):
+    """The machines with GPUs: the pool of each, and its free GPUs."""
+
+    pool: I8
+    free: I8
 
 
 @compiled
@@ -77,24 +91,99 @@ def draw_remaining(
     return out
 
 
+class _Rooms(NamedTuple):
+    """The machines in doubly linked lists, one for each pool and number of free GPUs; -1 ends a list."""
+
+    pool: I8
+    free: I8
+    number: I8
+    """Shape (pools, most GPUs + 1), as `head`: the number of machines in each list."""
+    head: I8
+    after: I8
+    before: I8
+
+
 @compiled
-def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, horizon_s: float) -> F8:
+def _move(rooms: _Rooms, m: int, gpus: int) -> None:
+    """Adds free GPUs to a machine; it becomes the first of its new list."""
+    pool, free, after, before = rooms.pool[m], rooms.free[m], rooms.after[m], rooms.before[m]
+    rooms.number[pool, free] -= 1
+    if before < 0:
+        rooms.head[pool, free] = after
+    else:
+        rooms.after[before] = after
+    if after >= 0:
+        rooms.before[after] = before
+    rooms.free[m] = free + gpus
+    _put_first(rooms, m)
+
+
+@compiled
+def _put_first(rooms: _Rooms, m: int) -> None:
+    pool, free = rooms.pool[m], rooms.free[m]
+    first = rooms.head[pool, free]
+    rooms.number[pool, free] += 1
+    rooms.after[m], rooms.before[m], rooms.head[pool, free] = first, -1, m
+    if first >= 0:
+        rooms.before[first] = m
+
+
+@compiled
+def _rooms(machines: FreeMachines, running: RunningColumns, pools: int) -> _Rooms:
+    number = len(machines.free)
+    held = np.zeros(number, np.int64)
+    for j in range(len(running.machine)):
+        held[running.machine[j]] += running.gpus[j]
+    most = np.int64(0)
+    for m in range(number):
+        most = max(most, machines.free[m] + held[m])
+    rooms = _Rooms(
+        machines.pool, machines.free.copy(), np.zeros((pools, most + 1), np.int64),
+        np.full((pools, most + 1), -1, np.int64), np.empty(number, np.int64), np.empty(number, np.int64),
+    )  # fmt: skip
+    for m in range(number):
+        _put_first(rooms, m)
+    return rooms
+
+
+@compiled
+def _fits(rooms: _Rooms, pool: int, size: int, tasks: int) -> bool:
+    for free in range(size, rooms.number.shape[1]):
+        tasks -= rooms.number[pool, free] * (free // size)
+    return tasks <= 0
+
+
+@compiled
+def _machine_for(rooms: _Rooms, pool: int, gpus: int) -> int:
+    """Returns a machine with the fewest free GPUs, at least `gpus`; if there is none, one with the most."""
+    found = -1
+    for free in range(1, rooms.number.shape[1]):
+        if rooms.number[pool, free]:
+            found = rooms.head[pool, free]
+            if free >= gpus:
+                break
+    return found
+
+
+@compiled
+def list_schedule(
+    free: I8, machines: FreeMachines, running: RunningColumns, queue: WaitingColumns, horizon_s: float
+) -> F8:
     """Returns the start of each workload in one future, in seconds from now; infinity: after the horizon.
 
     Whenever amounts become free in a pool, the queue is walked in order, and each workload that fits takes its amount
-    from the allowed pool with the most free. Nothing starts behind a workload that reserves and does not fit, on its
-    pools. `free` has the amount of each pool. An entry has the start of its first element.
+    from the allowed pool with the most free. Tasks with GPUs need machines: they take those with the most free GPUs,
+    the last tasks the tightest (as `rms.packing`). All tasks of a workload are as large as its largest one; a remainder
+    takes any GPUs. Nothing starts behind a workload that reserves and does not fit, on its pools. `free` has the amount
+    of each pool. An entry has the start of its first element.
     """
-    ends_s, holds_pool, holds, counted = running
-    classes, allowed, needs, reserves, places, counts, wanted, runs_s = queue
-    count, kinds, pools = len(classes), len(needs), len(free)
+    classes, allowed, needs, sizes, reserves, places, counts, wanted, runs_s = queue
+    count, kinds, pools, held = len(classes), len(needs), len(free), len(running.ends_s)
     starts = np.full(count, inf)
     # Each class is a queue of its own, linked through `following`.
     head = np.full(kinds, -1, np.int64)
     tail = np.full(kinds, -1, np.int64)
     following = np.full(count, -1, np.int64)
-    heap = [(ends_s[k], holds_pool[k], holds[k], counted[k]) for k in range(len(ends_s))]
-    places, started = places.copy(), np.zeros(count, np.int64)
     for k in range(count):
         kind = classes[k]
         if head[kind] < 0:
@@ -102,6 +191,21 @@ def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, hori
         else:
             following[tail[kind]] = k
         tail[kind] = k
+    rooms = _rooms(machines, running, pools)
+    # The GPUs that workloads hold are lists of parts, linked through `more`. Unused parts are a list, too.
+    parts = machines.free.sum() + running.gpus.sum() + 1
+    machine_of, gpus_of, more = np.empty(parts, np.int64), np.empty(parts, np.int64), np.empty(parts, np.int64)
+    used, unused = np.int64(0), np.int64(-1)
+    heap = [(inf, np.int64(0), np.int64(0), np.int64(0), np.int64(0))]
+    heap.pop()
+    for k in range(held):
+        part = np.int64(-1)
+        for j in range(running.first[k], running.first[k + 1]):
+            machine_of[used], gpus_of[used], more[used] = running.machine[j], running.gpus[j], part
+            part = used
+            used += 1
+        heap.append((running.ends_s[k], running.pool[k], running.holds[k], running.classes[k], part))
+    places, started = places.copy(), np.zeros(count, np.int64)
     heapq.heapify(heap)
     free = free.copy()
     left, now_s = wanted.sum(), 0.0
@@ -115,10 +219,12 @@ def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, hori
                     kind, place = c, head[c]
             if kind < 0:
                 break
+            size, need = sizes[kind], needs[kind]
             best = -1
             for p in range(pools):
-                fits = (allowed[kind] & ~blocked) >> p & 1 and free[p] >= needs[kind]
-                if fits and (best < 0 or free[p] > free[best]):
+                enough = (allowed[kind] & ~blocked) >> p & 1 and free[p] >= need
+                better = enough and (best < 0 or free[p] > free[best])
+                if better and (size == 0 or _fits(rooms, p, size, need // size)):
                     best = p
             if best < 0:
                 if reserves[kind]:
@@ -127,10 +233,26 @@ def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, hori
                 continue
             if not started[place]:
                 starts[place] = now_s
-            free[best] -= needs[kind]
+            free[best] -= need
             places[kind] -= 1
+            part, rest = np.int64(-1), need if size else 0
+            while rest > 0:
+                whole = rest >= size
+                m = _machine_for(rooms, best, rest - rest % size if whole else rest)
+                gpus = min(rest, rooms.free[m])
+                if whole:
+                    gpus -= gpus % size
+                _move(rooms, m, -gpus)
+                rest -= gpus
+                if unused < 0:
+                    fresh = used
+                    used += 1
+                else:
+                    fresh, unused = unused, more[unused]
+                machine_of[fresh], gpus_of[fresh], more[fresh] = m, gpus, part
+                part = fresh
             run_s = runs_s[started[place] % len(runs_s), place]
-            heapq.heappush(heap, (now_s + run_s, np.int64(best), needs[kind], np.int64(kind)))
+            heapq.heappush(heap, (now_s + run_s, np.int64(best), need, np.int64(kind), part))
             started[place] += 1
             if started[place] == counts[place]:
                 head[kind] = following[place]
@@ -142,8 +264,13 @@ def list_schedule(free: I8, running: RunningColumns, queue: WaitingColumns, hori
             break
         now_s = heap[0][0]
         while len(heap) and heap[0][0] <= now_s:
-            _, pool, amount, kind = heapq.heappop(heap)
+            _, pool, amount, kind, part = heapq.heappop(heap)
             free[pool] += amount
             if kind >= 0:
                 places[kind] += 1
+            while part >= 0:
+                _move(rooms, machine_of[part], gpus_of[part])
+                following_part = more[part]
+                more[part], unused = unused, part
+                part = following_part
     return starts

@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from math import inf
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
 from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
+from gms.starts.kernels import FreeMachines
 from infra.errors import ConfigurationError
 from research.experiments.cases import TRACES
 from research.experiments.fleets import fleet_body
@@ -117,7 +119,9 @@ class StartObserver:
     def __init__(self, scene: Scenario) -> None:
         self._run = Run(scene, POLICIES["global"], follow=self._happened)
         self._transitions = self._run.simulator.transitions
-        self._slots = sum(m.gpus for machines in scene.machines.values() for m in machines)
+        machines = [m for group in scene.machines.values() for m in group]
+        self._number_of = {m.id: number for number, m in enumerate(machines)}
+        self._machines = FreeMachines(np.zeros(len(machines), np.int64), np.array([m.gpus for m in machines]))
         self._state = {state.workload.id: state for state in self._transitions.states}
         self._forecaster = StartForecaster(scene.settings.reserve_after_s < inf)
         self._held: dict[str, HeldAmount] = {}
@@ -133,15 +137,27 @@ class StartObserver:
     def _happened(self, event: Happened) -> None:
         state = self._state[event.workload]
         if event.what == "awarded":
-            self._held[state.id] = HeldAmount(state.id, _groups(state), 0, state.workload.gpus, event.at_s)
+            on = self._gpus_on(state, event)
+            self._move(on, -1)
+            self._held[state.id] = HeldAmount(state.id, _groups(state), 0, state.workload.gpus, event.at_s, on=on)
             if (first := self._first.pop(state.id, None)) is not None:
                 at_s, low_s, high_s = first
                 w = state.workload
                 self.waits.append(MeasuredWait(at_s, event.at_s - at_s, low_s, high_s, w.level, w.gpus))
         elif event.what in ("finished", "left"):
             held = self._held.pop(state.id)
+            self._move(held.on or (), 1)
             if event.what == "finished":
                 self._forecaster.ended(held.groups, event.at_s - held.since_s)
+
+    def _gpus_on(self, state: WorkloadState, event: Happened) -> tuple[tuple[int, int], ...]:
+        machines, _ = cast(tuple[Sequence[Sequence[tuple[str, int]]], object], event.detail)
+        jobs = zip(state.workload.jobs, machines, strict=True)
+        return tuple((self._number_of[m], tasks * job.gpus_per_task) for job, on in jobs for m, tasks in on)
+
+    def _move(self, on: Sequence[tuple[int, int]], sign: int) -> None:
+        for number, gpus in on:
+            self._machines.free[number] += sign * gpus
 
     def _look(self, now_s: float) -> bool:
         standing = self._run.simulator.standing
@@ -151,8 +167,8 @@ class StartObserver:
         queue, states = self._transitions.queue, self._transitions.states
         ranked = zip(standing.order.tolist(), standing.rank.tolist(), strict=True)
         waiting = [_waiting(states[number], rank) for number, rank in ranked if number in queue]
-        free = max(0, self._slots - sum(h.amount for h in self._held.values()))
-        found = self._forecaster.forecast(now_s, waiting, list(self._held.values()), [free])
+        free = FreeMachines(self._machines.pool, np.maximum(self._machines.free, 0))
+        found = self._forecaster.forecast(now_s, waiting, list(self._held.values()), [0], machines=free)
         for w, (low_s, high_s) in zip(waiting, found.tolist(), strict=True):
             if w.id not in self._first and not np.isnan(low_s):
                 self._first[w.id] = now_s, low_s, high_s
@@ -165,7 +181,8 @@ def _groups(state: WorkloadState) -> tuple[str, ...]:
 
 def _waiting(state: WorkloadState, rank: int) -> WaitingDemand:
     w = state.workload
-    return WaitingDemand(state.id, _groups(state), rank, w.level, w.gpus, 1)
+    size = max(job.gpus_per_task for job in w.jobs)
+    return WaitingDemand(state.id, _groups(state), rank, w.level, w.gpus, 1, size=size)
 
 
 def interval_score(

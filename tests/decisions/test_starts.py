@@ -13,38 +13,50 @@ from hypothesis import strategies as st
 
 from gms.starts.calibration import Calibration
 from gms.starts.forecast import ArrayElements, HeldAmount, StartForecaster, WaitingDemand
-from gms.starts.kernels import RunningColumns, WaitingColumns, list_schedule
+from gms.starts.kernels import FreeMachines, RunningColumns, WaitingColumns, list_schedule
 from gms.starts.run_history import RunHistory
-from reference.list_schedule import ScheduledWorkload, starts_of
+from reference.list_schedule import Running, ScheduledWorkload, starts_of
 from tests.depth import examples
 
 from . import PROPERTY
 
 POOLS = 3
+PLAIN = 2
+"""The pool without machines."""
 arrays = st.none() | st.integers(0, 1)
-masks = st.frozensets(st.integers(0, POOLS - 1), min_size=1)
-workloads = st.builds(ScheduledWorkload, masks, st.integers(1, 4), st.integers(1, 9).map(float), st.booleans(), arrays)
-ends = st.tuples(st.integers(1, 20).map(float), st.integers(0, POOLS - 1), st.integers(1, 4), arrays)
-Running = tuple[float, int, int, int | None]
+masks = st.frozensets(st.integers(0, POOLS - 2), min_size=1)
+runs = st.integers(1, 9).map(float)
+with_machines = st.builds(
+    ScheduledWorkload, masks, st.integers(1, 9), runs, st.booleans(), arrays, size=st.integers(1, 4)
+)
+without = st.builds(ScheduledWorkload, st.just(frozenset({PLAIN})), st.integers(1, 4), runs, st.booleans(), arrays)
+workloads = with_machines | without
+machines = st.lists(st.tuples(st.integers(0, POOLS - 2), st.integers(0, 4)), max_size=6)
+parts = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 4)), max_size=3)
+ends = st.tuples(st.integers(1, 20).map(float), st.integers(0, POOLS - 1), st.integers(1, 4), arrays, parts)
 
 
 def _schedule(
-    queue: list[tuple[ScheduledWorkload, int]], free: list[int], running: list[Running], admitted: list[int]
-) -> list[float]:
+    queue: list[tuple[ScheduledWorkload, int]], free: list[int], running: list[Running], admitted: list[int],
+    machines: list[tuple[int, int]],
+) -> list[float]:  # fmt: skip
     """Returns the start of the first element of each entry, whose elements run for one second more in turn."""
-    kinds: dict[tuple[int, int, bool, int | None], int] = {}
-    keys = [(sum(1 << pool for pool in w.pools), w.needs, w.reserves, w.array) for w, _ in queue]
+    kinds: dict[tuple[int, int, int, bool, int | None], int] = {}
+    keys = [(sum(1 << pool for pool in w.pools), w.needs, w.size, w.reserves, w.array) for w, _ in queue]
     classes = np.array([kinds.setdefault(key, len(kinds)) for key in keys], np.int32)
-    allowed, needs, reserves = np.array([kind[:3] for kind in kinds], np.int64).T.copy()
-    places = np.array([1000 if kind[3] is None else admitted[kind[3]] for kind in kinds], np.int64)
-    of_array = {kind[3]: number for kind, number in kinds.items() if kind[3] is not None}
-    held = [(pool, amount, -1 if array is None else of_array.get(array, -1)) for _, pool, amount, array in running]
+    allowed, needs, sizes, reserves = np.array([kind[:4] for kind in kinds], np.int64).T.copy()
+    places = np.array([1000 if kind[4] is None else admitted[kind[4]] for kind in kinds], np.int64)
+    of_array = {kind[4]: number for kind, number in kinds.items() if kind[4] is not None}
+    held = [(pool, amount, -1 if array is None else of_array.get(array, -1)) for _, pool, amount, array, _ in running]
     pools, holds, counted = np.array(held, np.int64).reshape(-1, 3).T.copy()
+    first = np.array([0, *accumulate(len(end[4]) for end in running)], np.int64)
+    on, gpus = np.array([part for end in running for part in end[4]], np.int64).reshape(-1, 2).T.copy()
     runs_s = np.array([[w.runs_s + turn for w, _ in queue] for turn in (0, 1)])
     starts: list[float] = list_schedule(
-        np.array(free, np.int64), RunningColumns(np.array([r[0] for r in running], float), pools, holds, counted),
+        np.array(free, np.int64), FreeMachines(*np.array(machines, np.int64).reshape(-1, 2).T.copy()),
+        RunningColumns(np.array([r[0] for r in running], float), pools, holds, counted, first, on, gpus),
         WaitingColumns(
-            classes, allowed, needs, reserves > 0, places, np.array([count for _, count in queue]),
+            classes, allowed, needs, sizes, reserves > 0, places, np.array([count for _, count in queue]),
             np.ones(len(queue), bool), runs_s,
         ), 1e9,
     ).tolist()  # fmt: skip
@@ -54,23 +66,40 @@ def _schedule(
 @settings(PROPERTY, max_examples=examples(300))
 @given(
     st.lists(st.tuples(workloads, st.integers(1, 3)), min_size=1, max_size=10),
-    st.lists(st.integers(0, 3), min_size=POOLS, max_size=POOLS),
+    st.integers(0, 3),
+    machines,
     st.lists(ends, max_size=8),
     st.lists(st.integers(0, 2), min_size=2, max_size=2),
 )
 def test_schedule_equals_the_reference(
-    queue: list[tuple[ScheduledWorkload, int]], free: list[int], running: list[Running], admitted: list[int]
-) -> None:
+    queue: list[tuple[ScheduledWorkload, int]], plain_free: int, machines: list[tuple[int, int]],
+    running: list[Running], admitted: list[int],
+) -> None:  # fmt: skip
     """Each workload, and the first element of each entry, starts when the plain schedule of all elements starts it.
 
-    With reservations and without, and with the throttles of two arrays, whose elements have equal needs.
+    With reservations and without, on machines and without, and with the throttles of two arrays, whose elements have
+    equal needs. All ends are different, because the order of equal ones decides which machines become free first.
     """
-    first = {w.array: w for w, _ in reversed(queue) if w.array is not None}
-    queue = [(replace(first.get(w.array, w), runs_s=w.runs_s), count) for w, count in queue]
+    first: dict[int | None, ScheduledWorkload] = {w.array: w for w, _ in reversed(queue) if w.array is not None}
+    queue = [
+        (replace(first.get(w.array, w), runs_s=w.runs_s + 2.0 ** (-2 - k)), count) for k, (w, count) in enumerate(queue)
+    ]
     elements = [replace(w, runs_s=w.runs_s + k % 2) for w, count in queue for k in range(count)]
     firsts = [0, *accumulate(count for _, count in queue)][:-1]
-    plain = starts_of(elements, free, running, 1e9, dict(enumerate(admitted)))
-    assert _schedule(queue, free, running, admitted) == [plain[k] for k in firsts]
+    running = [_on_machines(k, end, machines) for k, end in enumerate(running)]
+    free = [sum(gpus for p, gpus in machines if p == pool) for pool in range(PLAIN)] + [plain_free]
+    plain = starts_of(elements, free, running, 1e9, dict(enumerate(admitted)), machines)
+    assert _schedule(queue, free, running, admitted, machines) == [plain[k] for k in firsts]
+
+
+def _on_machines(k: int, end: Running, machines: list[tuple[int, int]]) -> Running:
+    """Returns a running workload whose parts are on machines of its pool; without any it holds nothing there."""
+    at_s, pool, amount, array, parts = end
+    at_s += 2.0 ** (-20 - k)
+    if pool == PLAIN:
+        return at_s, pool, amount, array, ()
+    own = [(m, gpus) for m, gpus in parts if m < len(machines) and machines[m][0] == pool]
+    return at_s, pool, sum(gpus for _, gpus in own), array, own
 
 
 def test_remaining_run_times_are_those_above_the_age() -> None:
@@ -198,3 +227,21 @@ def test_elements_that_no_scan_ranks_take_freed_slots_first(throttle: int | None
 
     assert first_s(2) > 3600.0
     assert (first_s(3) == 0.0) == (throttle is not None)
+
+
+def test_free_gpus_on_several_machines_do_not_fit_a_task() -> None:
+    """Two machines with four free GPUs each, beside runs of ten hours: a task of eight GPUs does not start at once.
+
+    Two tasks of four GPUs are.
+    """
+    forecaster = StartForecaster()
+    for _ in range(100):
+        forecaster.ended(("t/4", "4"), 36_000.0)
+    held = [HeldAmount(f"r{m}", ("t/4", "4"), 0, 4, 9999.0, on=((m, 4),)) for m in range(2)]
+    machines = FreeMachines(np.zeros(2, np.int64), np.full(2, 4))
+
+    def first_s(size: int) -> float:
+        waiting = [WaitingDemand("w", ("t/8", "8"), 3, 3, 8, 1, size=size)]
+        return float(forecaster.forecast(10_000.0, waiting, held, [8], machines=machines)[0, 0])
+
+    assert first_s(8) > 0.0 and first_s(4) == 0.0
