@@ -94,7 +94,7 @@ class _Forwarding:
                 try:
                     await self._forward(port, reader, writer, connection, channels)
                 except asyncio.CancelledError:
-                    pass  # The session has ended. Until Python 3.12, asyncio prints a traceback for a cancelled `accept`.
+                    pass  # The session has ended. Until Python 3.12, asyncio prints a traceback for this error.
                 finally:
                     self._works.discard(work)
 
