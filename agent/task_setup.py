@@ -33,7 +33,8 @@ def execute(argv: list[str], env: Mapping[str, str]) -> NoReturn:
     try:
         os.execvpe(argv[0], argv, env)
     except BaseException as error:
-        os.write(2, f"mizzen: cannot run {argv[0]!r}: {error}\n".encode())
+        why = error.strerror if isinstance(error, OSError) and error.strerror else error
+        os.write(2, f"mizzen: cannot run {argv[0]!r}: {why}\n".encode())
     os._exit(CANNOT_RUN)
 
 

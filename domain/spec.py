@@ -7,7 +7,7 @@ end in their unit. Commands are not interpreted.
 from datetime import datetime
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_serializer, field_validator
 
 from domain.capacity import OWN, USUAL, CapacityKind, dedicated, own_of
 from domain.isolation import Isolation
@@ -185,7 +185,8 @@ class ArraySpec(_Frozen):
     throttle: int | None = None
     """Maximum number of elements that run at a time, as submitted; None: no limit."""
     matrix: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Names of parameters to their values. An index is the number of a combination."""
+    """Names of parameters to their values. An index is the number of a combination, so the order of the names counts.
+    It is stored as a list of pairs, because Postgres sorts the keys of an object."""
     exclude: tuple[dict[str, str], ...] = ()
     """Values of parameters whose combinations are left out."""
     entries: tuple[dict[str, str], ...] = ()
@@ -193,6 +194,15 @@ class ArraySpec(_Frozen):
     element has only its own, because a list can be long."""
     runners: RunnersSpec | None = None
     """None: each element is placed as a workload of its own."""
+
+    @field_validator("matrix", mode="before")
+    @classmethod
+    def _from_pairs(cls, matrix: Any) -> Any:
+        return dict(matrix) if isinstance(matrix, list | tuple) else matrix
+
+    @field_serializer("matrix")
+    def _to_pairs(self, matrix: dict[str, tuple[str, ...]]) -> list[tuple[str, tuple[str, ...]]]:
+        return list(matrix.items())
 
 
 class WorkloadSpec(_Frozen):

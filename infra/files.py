@@ -10,6 +10,16 @@ import yaml
 from infra.errors import ConfigurationError
 
 
+class _Loader(yaml.SafeLoader):
+    """The keys of mappings are strings, also `on`, which YAML 1.1 reads as a truth value."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
 def read_mapping(path: Path, what: str) -> dict[str, Any]:
     """Returns the mapping in a YAML file; {} for an empty file. `what` is the kind of file for error messages.
 
@@ -17,7 +27,7 @@ def read_mapping(path: Path, what: str) -> dict[str, Any]:
         ConfigurationError: the file cannot be read, or does not contain a YAML mapping.
     """
     try:
-        body = yaml.safe_load(path.read_text(encoding="utf-8"))
+        body = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigurationError(f"{what} {path}: {error.strerror or error}") from None
     except UnicodeDecodeError as error:

@@ -284,7 +284,7 @@ def lose(session: Session, row: Machine, words: str | None = None) -> None:
     """
     row.state, row.lost_at = "lost", func.now()
     detail = {"machine": row.id} if words is None else {"machine": row.id, "words": words}
-    reason = None if words is None else Reason(ReasonCode.MACHINE_LOST, detail)
+    reason = Reason(ReasonCode.MACHINE_LOST, detail)
     events.record(session, "machine.lost", region=row.region, machine=row.id, reason=reason)
     for workload, attempt in _live(session, row.id):
         outbox.message(session, workload, MessageKind.MACHINE_LOST, attempt, **detail)

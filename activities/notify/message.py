@@ -48,6 +48,8 @@ def email_of(delivery: Delivery, seen: frozenset[str], sender: str) -> EmailMess
 
 def _subject(kind: str, facts: Mapping[str, Any]) -> str:
     if kind == ALERT:
+        if len(facts["alerts"]) == 1:
+            return f"mizzen: {_name(facts['alerts'][0])}"
         return f"mizzen: {', '.join(sorted({alert['kind'] for alert in facts['alerts']}))}"
     if kind == REPORT:
         return f"mizzen: the week from {facts['from']} to {facts['to']}"
@@ -55,10 +57,14 @@ def _subject(kind: str, facts: Mapping[str, Any]) -> str:
     return f"mizzen: {facts['name']}{index} {_end(kind)} (tenant {facts['tenant']})"
 
 
+def _name(alert: Mapping[str, Any]) -> str:
+    return f"{alert['kind']} {alert['subject'] or ''}".strip()
+
+
 def _lines(kind: str, facts: Mapping[str, Any], seen: frozenset[str]) -> list[tuple[str, str]]:
     if kind == ALERT:
         more = [("and more", str(facts["more"]))] if facts["more"] else []
-        return [(f"{one['kind']} {one['subject'] or ''}".strip(), one["text"]) for one in facts["alerts"]] + more
+        return [(_name(one), one["text"] or "`mizzen events` has more") for one in facts["alerts"]] + more
     if kind == REPORT:
         weeks = [(f"tenant {week['tenant']}", _week(week)) for week in facts["tenants"]]
         return [("week", f"{facts['from']} to {facts['to']}, UTC"), *(weeks or [("tenants", "nothing was used")])]

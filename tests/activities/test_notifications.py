@@ -367,7 +367,7 @@ def test_alerts_of_operators(place: World, hook: Webhook, post: Mailbox, tmp_pat
     (tmp_path / "key").write_text("alert-key\n")
     receivers = (
         AlertReceiver(webhook=hook.url(), secret_file=tmp_path / "key"),
-        AlertReceiver(email="ops@example.org", on=("machine.cordoned",)),
+        AlertReceiver(email="ops@example.org", on=("machine.cordoned", "stack.restarted")),
     )
     alerts, settings = Alerts(place.engine, receivers), _settings(place, post.port, alerts=receivers)
     with place.session() as session:
@@ -391,12 +391,14 @@ def test_alerts_of_operators(place: World, hook: Webhook, post: Mailbox, tmp_pat
         ("loop.failing", "expiry", "the loop is failing: the store does not answer"),
     ]  # fmt: skip
     [(envelope, mail)] = post.got
-    assert envelope.rcpt_tos == ["ops@example.org"] and mail["Subject"] == "mizzen: machine.cordoned"
+    assert envelope.rcpt_tos == ["ops@example.org"] and mail["Subject"] == "mizzen: machine.cordoned r/c/m"
     with place.session() as session:
         note_round(session, "expiry", None, None)
+        events.record(session, "stack.restarted", region="r")
     alerts.round()
     _sent(place, settings)
-    [over] = hook.got[1].json["data"]["alerts"]
+    assert post.got[1][1].get_content().strip() == "stack.restarted r: `mizzen events` has more"
+    [_, over] = hook.got[1].json["data"]["alerts"]
     assert over["resolved"] and over["kind"] == "loop.failing"
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from domain.phases import Phase
 from mizzen.client import Client
 from mizzen.objects import open_store
 from tests.cli.service import DOCUMENT, Cutter, Service
@@ -71,6 +72,12 @@ def test_names_are_kept_for_some_seconds(service: Service, monkeypatch: pytest.M
     monkeypatch.setenv("MIZZEN_API_KEY", service.keys["operator"])
     monkeypatch.setenv("MIZZEN_API", service.url)
     assert "completed" in offered("mizzen show compl"), "what one key sees is not kept for another"
+
+
+def test_all_phases_are_offered() -> None:
+    """Not only those of the newest workloads."""
+    found = {line.removeprefix("plain,") for line in offered("mizzen ls --phase ").splitlines()}
+    assert found == {*Phase, "held", "blocked", "live"}
 
 
 def test_an_api_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,6 +126,25 @@ def test_a_script_runs_in_each_task_as_in_slurm(tmp_path: Path) -> None:
     assert document["checkpoint"] == {"grace": "1m"}
 
 
+@pytest.mark.parametrize(
+    ("options", "counts", "memory"),
+    [
+        (["-N4", "-n10", "--mem=12G"], [3, 3, 2, 2], "4GiB"),
+        (["-N2", "-n3", "--mem=12G"], [2, 1], "6GiB"),
+        (["-n10", "--ntasks-per-node=4", "--mem=12G"], [4, 4, 2], "3GiB"),
+    ],
+)
+def test_uneven_tasks_have_nodes(options: list[str], counts: list[int], memory: str, tmp_path: Path) -> None:
+    """If the numbers of tasks per node differ, tasks have the nodes of Slurm's block distribution."""
+    found = batch(*options, body="srun bash -c 'echo $SLURM_NODEID $SLURM_LOCALID'")
+    [job] = found.documents[0]["jobs"]
+    wanted = [f"{node} {task}\n" for node, count in enumerate(counts) for task in range(count)]
+    assert [execute(job["run"], tmp_path, RANK=str(rank)) for rank in range(job["tasks"])] == wanted
+    assert job["resources"]["memory"] == memory
+    is_said = any(f"count {', '.join(map(str, counts))} tasks" in remark.why for remark in found.remarks)
+    assert is_said == ("--ntasks-per-node=4" not in options)
+
+
 def test_srun_is_removed_wherever_it_stands(tmp_path: Path) -> None:
     """Options in a variable, `srun` in a variable, and after other commands; what is left of it is said."""
     body = (
@@ -183,6 +202,7 @@ def test_a_script_in_python_runs_as_a_file(tmp_path: Path) -> None:
     ("options", "body", "line", "right"),
     [
         (["--time=tomorrow"], "true", 2, "write minutes"),
+        (["-N3", "-n8", "--gpus-per-node=2"], "srun true", 4, "cannot be divided among 3 tasks"),
         (["--nodes=two"], "true", 2, "write a number of nodes"),
         (["--array=5-1"], "true", 2, "write the lower number first"),
         (["--array=a"], "true", 2, "write indexes such as 0-15"),

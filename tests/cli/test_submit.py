@@ -241,11 +241,19 @@ def test_run_submits_what_its_options_say(as_vision: Service, capsys: Capture, t
             "resources": {"accelerators": ["a100:2"], "cpus": 4.0, "memory": 8 << 30},
         }],
     }  # fmt: skip
-    assert run(["run", "--memory", "much", "--no-files", "true"]) == 2
-    assert "memory" in capsys.readouterr().err
     assert run(["run", "--secret", "X", "--no-files", "true"]) == 2
     assert "--secret: 'X' is not of the form NAME=SECRET" in capsys.readouterr().err
     assert run(["run"]) == 2
+
+
+def test_run_names_the_options_in_errors(as_operator: Service, capsys: Capture) -> None:
+    """Not the fields of a document, which the user has not written."""
+    assert run(["run", "--no-files", "true"]) == 2
+    assert capsys.readouterr().err == "--tenant: missing: only a key with a tenant can omit it\n"
+    wrong = ["--memory", "much", "--env", "A B=1", "--max-runtime", "x", "--capacity", "x", "--label", "a b=c"]
+    assert run(["run", "--no-files", "--tenant", "vision", *wrong, "--gpus", "x:0", "true"]) == 2
+    named = {line.partition(":")[0] for line in capsys.readouterr().err.splitlines()}
+    assert named == {"--memory", "--env 'A B'", "--max-runtime", "--capacity", "--label 'a b'", "--gpus"}
 
 
 def test_workloads_wait_for_others(

@@ -64,6 +64,16 @@ async def test_a_wrong_store_of_a_cluster_is_named(tmp_path: Path) -> None:
     assert not (tmp_path / "data").exists()
 
 
+def test_on_is_a_key(tmp_path: Path) -> None:
+    """It needs no quotes, although YAML 1.1 reads it as true; it stays true as a value."""
+    file = tmp_path / "mizzen.yaml"
+    file.write_text(
+        "notify: {smtp: {host: a, sender: a@b.c}, alerts: [{email: a@b.c, on: [machine.lost]}]}\ntrust_tenants: on\n"
+    )
+    settings = load_settings(file)
+    assert settings.notify.alerts[0].on == ("machine.lost",) and settings.trust_tenants
+
+
 def test_a_settings_files_mistakes_are_all_named(tmp_path: Path) -> None:
     """Settings files are reported like fleet files, and no error repeats a value that may be a password."""
     file = tmp_path / "mizzen.yaml"

@@ -12,7 +12,7 @@ PUBLIC = {
         "exit_preempted", "list_committed", "open_checkpoints", "verify_resume",
     },
     "mizzen.submitit": {
-        "AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "helpers",
+        "AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "core", "helpers",
     },
     "mizzen.objects": {"Body", "MissingObject", "ObjectInfo", "ObjectStore", "check_key", "open_store"},
     "mizzen.cadence": {

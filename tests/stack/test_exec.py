@@ -296,8 +296,11 @@ Server(("127.0.0.1", {port}), Echo).serve_forever()
     assert b"port 1" in process.stderr.readline()
     again = command(stack, "port-forward", id_, f"{local}:{port}")
     assert b"LOCAL:PORT takes another local port" in again.communicate(timeout=60)[1] and again.returncode == 2
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=30)
+    with socket.create_connection(("127.0.0.1", local)) as kept:
+        kept.sendall(b"\nx")
+        assert kept.recv(1) == b"x"
+        process.send_signal(signal.SIGINT)
+        assert b"Traceback" not in process.communicate(timeout=30)[1]
     assert process.returncode == 130
     wait_until(lambda: _sessions(stack) == 0, "the row is gone")
     stack.client().cancel(id_)

@@ -279,8 +279,10 @@ def test_submitit(shared: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert [job.job_id.partition("-")[2][-2:] for job in pair] == ["-0", "-1"]
     assert {job.job_id for job in submitit.helpers.as_completed(pair, timeout=120)} == {job.job_id for job in pair}
     assert pair[0].results() == [8] and pair[0].exception() is None
-    with pytest.raises(submitit.FailedJobError, match="unsupported operand"):
+    assert submitit.FailedJobError is submitit.core.utils.FailedJobError
+    with pytest.raises(submitit.core.utils.UncompletedJobError, match="unsupported operand") as raised:
         pair[1].result()
+    assert raised.type is submitit.FailedJobError
     job = executor.submit(time.sleep, 600)
     job.cancel()
     with pytest.raises(submitit.UncompletedJobError, match="cancelled"):

@@ -2,6 +2,7 @@
 
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,11 +18,13 @@ from mizzen.cli.session import OutputCommand, Session, complain, complete_tenant
 from mizzen.cli.submit import say_end
 from mizzen.cli.workload_commands import WORKLOAD_COLUMNS
 from mizzen.client.documents import without_empty
-from mizzen.client.errors import ClientError
+from mizzen.client.errors import ApiError, ClientError
 from mizzen.client.log_lines import FollowedTo
 from mizzen.client.views import Workload
 
 _LONGEST_NAME = 40
+_FIELD = re.compile(r"(?:jobs\[0\]\.(?:resources\.)?|limits\.)?(\w+)(?:\[\d+\]|\.(.*))?")
+_OPTIONS = {"accelerators": "--gpus", "labels": "--label", "secrets": "--secret", "run": "COMMAND"}
 _STATUS = re.compile(r"(exit code|signal) (\d+)")
 
 
@@ -110,6 +113,8 @@ def run(
     try:
         workload = session.client.submit(body, None if no_files else workdir)
     except ClientError as error:
+        if isinstance(error, ApiError):
+            error.errors = tuple(replace(problem, path=_option(problem.path)) for problem in error.errors)
         complain(error)
         finish(exit_of(error))
     if workload.get("never"):
@@ -170,6 +175,15 @@ def _document(
     fields |= {"after": list(after), "not_before": not_before, "array": array, "isolation": isolation}
     fields |= {"capacity": list(capacity)}
     return without_empty({"version": 1, **fields, "jobs": [without_empty(job)], "limits": limits})
+
+
+def _option(path: str) -> str:
+    """Return the option that sets a field of the document: `--env 'A B'` for `jobs[0].env.'A B'`."""
+    found = _FIELD.fullmatch(path)
+    if found is None:
+        return path
+    option = _OPTIONS.get(found[1], f"--{found[1].replace('_', '-')}")
+    return f"{option} {found[2]}" if found[2] else option
 
 
 def _secret(given: str) -> tuple[str, str]:

@@ -29,6 +29,10 @@ _NOTICE_EVERY_S = 10.0
 _LONG_S = 120.0
 _COMPLETION_S = 1.0
 _COMPLETED = 200
+LIVE_PHASES = (
+    "running", "checkpointing", "provisioning", "migrating", "placing", "preempted", "pending", "held", "blocked",
+)  # fmt: skip
+"""What the command shows as the phases of workloads that have not ended, in the order of `mizzen top`."""
 
 
 @dataclass
@@ -311,10 +315,15 @@ complete_pool = _completing("pool", lambda client: [f"{p['region']}/{p['name']}"
 complete_pool_name = _completing("pool name", lambda client: sorted({p["name"] for p in client.pools()}))
 complete_service = _completing("service", lambda client: [service["name"] for service in client.services()])
 complete_cluster = _completing("cluster", lambda client: [f"{c['region']}/{c['name']}" for c in client.clusters()])
-complete_phase = _completing(
-    "phase",
-    lambda client: ["blocked", "held", "live", *sorted({str(w["phase"]) for w in client.workloads(limit=_COMPLETED)})],
-)
+
+
+def complete_phase(_: click.Context, _parameter: click.Parameter, incomplete: str) -> list[str]:
+    """Return the phases, and the other values of --phase, that start with `incomplete`."""
+    from mizzen.client.views import TERMINAL_PHASES
+
+    return [name for name in ("live", *LIVE_PHASES, *sorted(TERMINAL_PHASES)) if name.startswith(incomplete)]
+
+
 TABLE = click.argument("name", shell_complete=complete_table)
 REGION = click.argument("region", shell_complete=complete_region)
 WORKLOAD = click.argument("workload", shell_complete=complete_workload)

@@ -11,12 +11,11 @@ from mizzen.cli import formats
 from mizzen.cli.fleet import REGION_COLUMNS
 from mizzen.cli.plain.printer import emit_one, no_colour, table
 from mizzen.cli.screen import fitted, interval_option, is_live, watch_screen
-from mizzen.cli.session import OutputCommand, Session, complete_tenant
+from mizzen.cli.session import LIVE_PHASES, OutputCommand, Session, complete_tenant
 from mizzen.cli.workload_commands import phase_of, workload_lines
 
 _MOST = 500
 """Maximum number of workloads that are read."""
-_ORDER = ("running", "checkpointing", "provisioning", "migrating", "placing", "preempted", "pending", "held", "blocked")
 _FLEET_SHARE = 3
 """The list of regions takes at most this fraction (one n-th) of the screen."""
 
@@ -47,7 +46,7 @@ def top(session: Session, tenant: str | None, interval_s: float) -> None:
 
 
 def _place(workload: Mapping[str, Any]) -> tuple[int, str]:
-    return _ORDER.index(_state(workload)) if _state(workload) in _ORDER else len(_ORDER), workload["id"]
+    return LIVE_PHASES.index(_state(workload)) if _state(workload) in LIVE_PHASES else len(LIVE_PHASES), workload["id"]
 
 
 def _state(workload: Mapping[str, Any]) -> str:
@@ -73,7 +72,7 @@ def _summary(found: Mapping[str, Any], width: int | None) -> list[str]:
     used = ", ".join(f"{kind} {gpus[f'{kind} held']}/{gpus[f'{kind} total']}" for kind in kinds)
     others = "".join(f", {machines[state]} {state}" for state in ("joining", "lost", "cordoned") if machines[state])
     states = Counter(map(_state, found["workloads"]))
-    work = ", ".join(f"{states[state]} {state}" for state in _ORDER if states[state]) or "none live"
+    work = ", ".join(f"{states[state]} {state}" for state in LIVE_PHASES if states[state]) or "none live"
     queue = found["queue"]
     scanned = f", last scan {formats.ago(queue['scanned_at'])}" if queue["scanned_at"] else ""
     ready = f"{formats.plural(len(found['regions']), 'region')}, {machines['ready']} machines ready{others}"

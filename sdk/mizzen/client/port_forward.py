@@ -93,6 +93,8 @@ class _Forwarding:
                 self._works.add(work)
                 try:
                     await self._forward(port, reader, writer, connection, channels)
+                except asyncio.CancelledError:
+                    pass  # The session has ended. Until Python 3.12, asyncio prints a traceback for this error.
                 finally:
                     self._works.discard(work)
 

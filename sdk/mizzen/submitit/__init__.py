@@ -9,12 +9,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mizzen.submitit import helpers
+    from mizzen.submitit import core, helpers
     from mizzen.submitit.auto import AutoExecutor
     from mizzen.submitit.job import FailedJobError, Job, UncompletedJobError
     from mizzen.submitit.job_environment import JobEnvironment
 
-__all__ = ["AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "helpers"]
+__all__ = ["AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "core", "helpers"]
 
 _HOMES = {
     "AutoExecutor": "auto",
@@ -29,4 +29,4 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'mizzen.submitit' has no attribute {name!r}")
     module = import_module(f"mizzen.submitit.{_HOMES.get(name, name)}")
-    return module if name == "helpers" else getattr(module, name)
+    return getattr(module, name) if name in _HOMES else module

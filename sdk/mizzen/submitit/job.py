@@ -14,12 +14,12 @@ _STATES = {"succeeded": "COMPLETED", "failed": "FAILED", "cancelled": "CANCELLED
 """Maps phases to Slurm's states; all other phases are pending."""
 
 
-class FailedJobError(RuntimeError):
-    """The function raised an exception, which is the cause. The message has its traceback."""
-
-
 class UncompletedJobError(RuntimeError):
-    """The job ended without an outcome of its function: it was cancelled, or its task was killed."""
+    """The job ended without a result: it was cancelled, its task was killed, or its function raised an exception."""
+
+
+class FailedJobError(UncompletedJobError):
+    """The function raised an exception, which is the cause. The message has its traceback."""
 
 
 class Job(Generic[R]):

@@ -162,17 +162,15 @@ class _Batch:
         first, script = self._lines[0], body.script.strip("\n")
         self._conversion.carried(1, shown(first), "jobs[0].run")
         values = dict(elements.variables) if elements else {}
-        in_node = max(1, request.tasks // request.nodes)
         values["SLURM_CPUS_PER_TASK"] = str(request.cores)
-        values["SLURM_CPUS_ON_NODE"] = str(request.cores * (1 if body.is_spread else in_node))
+        values["SLURM_CPUS_ON_NODE"] = str(request.cores * (1 if body.is_spread else request.in_node))
         values["SLURM_JOB_CPUS_PER_NODE"] = values["SLURM_CPUS_ON_NODE"]
         values |= dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), str(request.nodes))
-        values |= dict.fromkeys(("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), str(in_node))
-        values["SLURM_NODEID"] = f"$((RANK / {in_node}))"
-        values["SLURM_LOCALID"] = f"$((RANK % {in_node}))"
+        values |= dict.fromkeys(("SLURM_NTASKS_PER_NODE", "SLURM_TASKS_PER_NODE"), str(request.in_node))
+        values["SLURM_NODEID"], values["SLURM_LOCALID"] = request.places
         if not body.is_spread:
             values |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), str(request.tasks))
-        elif request.gpus_of_node and in_node > 1:
+        elif request.gpus_of_node and request.in_node > 1:
             values["SLURM_LOCALID"] = "0"  # The device of the task; the other GPUs of its node are hidden.
         is_step = body.is_spread or (body.has_steps and request.tasks == 1)
         found, unknown = exports(script, values, is_step=is_step, has_array=elements is not None)

@@ -84,6 +84,19 @@ class SlurmRequest:
             self.tasks = self.nodes
         if self.gpus_of_node is None and gpus is not None and self.gpus_of_task is None:
             self.gpus_of_node = self._shared("gpus", gpus, self.nodes)
+        self.in_node, self._full = self._layout()
+
+    @property
+    def places(self) -> tuple[str, str]:
+        """The shell's expressions for the node of a task and for its number on this node."""
+        most, full = self.in_node, self._full
+        if full == self.nodes:
+            return f"$((RANK / {most}))", f"$((RANK % {most}))"
+        first, less = full * most, most - 1
+        return (
+            f"$((RANK < {first} ? RANK / {most} : {full} + (RANK - {first}) / {less}))",
+            f"$((RANK < {first} ? RANK % {most} : (RANK - {first}) % {less}))",
+        )
 
     def resources(self, *, is_spread: bool) -> dict[str, Any]:
         """Return the resources of each task, if each of mizzen's tasks is one of Slurm's, else those of a node.
@@ -91,7 +104,9 @@ class SlurmRequest:
         Raises:
             CannotConvert: tasks would share a GPU.
         """
-        in_node = 1 if is_spread else max(1, self.tasks // self.nodes)
+        in_node = 1 if is_spread else self.in_node
+        if is_spread:
+            self._note_layout()
         gpus = self._gpus_of_one(in_node, is_spread)
         cpus = self._cpus(in_node, gpus)
         fields: dict[str, Any] = {}
@@ -131,6 +146,24 @@ class SlurmRequest:
             self.gpus_of_task = 1
             return found
         return total or (each or 1) * self.nodes
+
+    def _layout(self) -> tuple[int, int]:
+        """Return the largest number of tasks on a node, and the number of nodes to count with it: others have one less.
+
+        Slurm fills node after node up to --ntasks-per-node. Without it, the tasks are divided as evenly as possible.
+        """
+        each = number_of(self._options, "ntasks-per-node")
+        if each and ceil(self.tasks / each) == self.nodes:
+            return each, self.nodes
+        return ceil(self.tasks / self.nodes), self.tasks % self.nodes or self.nodes
+
+    def _note_layout(self) -> None:
+        """If the tasks cannot be divided evenly among the nodes, note how they are numbered."""
+        option = self._options.get("ntasks")
+        if self._full < self.nodes and option is not None:
+            counts = ", ".join(str(self.in_node - (node >= self._full)) for node in range(self.nodes))
+            why = f"the {self.nodes} nodes count {counts} tasks; Slurm may divide them differently"
+            self._conversion.changed(option.line, option.text, "jobs[0].run", why)
 
     def _gpus(self) -> tuple[int | None, int | None, int | None]:
         """Return the number of GPUs per task, per node, and in total, each None if no option gives it."""
@@ -190,10 +223,9 @@ class SlurmRequest:
             return 0
         if not is_spread:
             return self.gpus_of_node
-        tasks_in_node = max(1, self.tasks // self.nodes)
         name = next(name for name in ("gres", "gpus-per-node", "gpus") if name in self._options)
-        gpus = self._shared(name, self.gpus_of_node, tasks_in_node)
-        if tasks_in_node > 1:
+        gpus = self._shared(name, self.gpus_of_node, self.in_node)
+        if self.in_node > 1:
             option = self._options[name]
             why = f"each task sees only its own GPUs, as devices from 0, and not all {self.gpus_of_node} of the node"
             self._conversion.changed(option.line, option.text, "jobs[0].resources.accelerators", why)
@@ -218,8 +250,7 @@ class SlurmRequest:
         given = [self._options[name] for name in ("mem", "mem-per-cpu", "mem-per-gpu") if name in self._options]
         if len(given) > 1:
             raise CannotConvert(given[1].line, f"{given[1].text}: {given[0].text} is given, too; give one of them")
-        tasks_in_node = max(1, self.tasks // self.nodes) if is_spread else 1
-        for name, factor in (("mem", Fraction(1, tasks_in_node)), ("mem-per-cpu", Fraction(cpus)),
+        for name, factor in (("mem", Fraction(1, self.in_node if is_spread else 1)), ("mem-per-cpu", Fraction(cpus)),
                              ("mem-per-gpu", Fraction(max(1, gpus)))):  # fmt: skip
             option = self._options.get(name)
             if option is None:
