@@ -242,6 +242,16 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         before = self._looks.pending(self._within)
         return self._order.epoch if before is None else int(before[0]["epoch"])
 
+    @property
+    def used(self) -> int:
+        """Number of batches of the current epoch that the training has received: `enumerate(loader, loader.used)`."""
+        before = self._looks.pending(self._within)
+        state, begun = before[:2] if before is not None else (self._order.state_dict(), self._begun)
+        if begun and not self._within:
+            return 0  # An epoch that was left early is over.
+        size = self._order.world_size * (self.batch_size or 1) if isinstance(self._order, ResumableSampler) else 1
+        return -(-int(state["position"]) // size)
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
         self._looks.undo()
@@ -356,8 +366,8 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         looks = self._looks.saved(within)
         if (before := self._looks.pending(within)) is not None:
             order, _, _, within, *_ = before
-        single = self._looks.is_single(within)
-        return order | {"within": within, "generators": own, "looks": looks, "single": single}
+        single, line = self._looks.is_single(within), self._looks.line if within else ""
+        return order | {"within": within, "generators": own, "looks": looks, "single": single, "line": line}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state`. The next iteration resumes there.
@@ -384,7 +394,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._begun = not self._within  # An epoch that was left early is over.
         self._created = False
         self._iteration = None
-        self._looks.expect(looks, first, epoch)
+        self._looks.expect(looks, first, epoch, state.get("line", ""))
         self._looks.single, self._looks.trains_within = state.get("single", False), self._within
         self._own = state["generators"]
         if not looks:
