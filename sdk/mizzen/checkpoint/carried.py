@@ -193,7 +193,10 @@ class Uses:
         self.names |= names
 
     def _mentioned(self, node: ast.AST) -> str | None:
-        return min(names_in(node) & self.names, default=None)
+        # The last item of a list is one that the last pass has added.
+        last = {one.value for one in ast.walk(node) if isinstance(one, ast.Subscript) and ast.unparse(one.slice) == "-1"}
+        found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and one not in last}
+        return min(found & self.names, default=None)
 
     def _shows(self, one: ast.stmt) -> bool:
         """Return whether a statement only shows values, or sets variables."""

@@ -96,8 +96,11 @@ class _Place:
         self.loaders = {name for name, value in self.names.items() if values.is_loader(value)}
         self._known = {name for name, value in self.names.items() if values.is_position(value)} | self.loaders
         self._attributes = set(_RESTORING)
+        self._functions = {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
         self._spread()
         self.is_returned = False
+        self._from_one = False
+        """Whether the counter of the loop begins at 1."""
 
     def told(self, is_inner: bool, is_called: bool | None) -> str | None:
         """See the function `told`. `is_called`: whether the inner function returns a carried value."""
@@ -118,6 +121,8 @@ class _Place:
         """Return whether an expression depends on the restored state."""
         if isinstance(node, ast.Call) and name_of(node) == "len":
             return False
+        if isinstance(node, ast.Call) and name_of(node) in self._functions:
+            return name_of(node) in self._known
         if isinstance(node, ast.Name):
             return node.id in self._known
         if isinstance(node, ast.Attribute):
@@ -277,21 +282,29 @@ class _Place:
         begins = [*loop.iter.args[1:], *(one.value for one in loop.iter.keywords)]
         if any(self.is_known(one) for one in begins):
             return None
+        self._from_one = [ast.unparse(one) for one in begins] == ["1"]
         loaders = [one for one in _passed(loop.iter) if self.values.is_loader(self._value(one))]
         return (first.id, ast.unparse(loaders[0])) if loaders else None
 
     def _is_aligned(self, one: ast.If) -> bool:
-        """Return whether all saves are within a condition such as `(i + 1) % 4 == 0`, which a restart begins anew."""
-        test = one.test
+        """Return whether all saves are within a condition such as `(i + 1) % 4 == 0`, so that its phase stays."""
+        test: ast.expr = one.test
+        if isinstance(test, ast.Name):
+            made = [part.value for part in ast.walk(self.tree) if isinstance(part, ast.Assign) and _is_named(part, test.id)]
+            test = made[0] if len(made) == 1 else test
         if not any(_contains(part, self.line) for part in one.body) or not isinstance(test, ast.Compare):
             return False
         if not isinstance(test.left, ast.BinOp) or not isinstance(test.left.op, ast.Mod):
             return False
-        divided, right = test.left.left, test.comparators[0]
-        added = divided.right if isinstance(divided, ast.BinOp) and isinstance(divided.op, ast.Add) else None
-        if isinstance(added, ast.Constant) and added.value == 1:
-            return isinstance(right, ast.Constant) and right.value == 0
-        return isinstance(divided, ast.Name) and isinstance(right, ast.BinOp) and isinstance(right.op, ast.Sub)
+        divided, divisor, right = test.left.left, test.left.right, test.comparators[0]
+        is_added = ast.unparse(divided).endswith(" + 1")
+        if is_added != self._from_one:
+            return ast.unparse(right) == "0"
+        if is_added:
+            return False
+        if isinstance(divisor, ast.Constant) and isinstance(right, ast.Constant):
+            return bool(right.value == divisor.value - 1)
+        return ast.unparse(right) == f"{ast.unparse(divisor)} - 1"
 
     def _cycles(self) -> str | None:
         for one in ast.walk(self.tree):
@@ -325,6 +338,10 @@ def _contains(one: ast.stmt, line: int) -> bool:
 def _repeats(loop: ast.For | ast.While, line: int) -> bool:
     """Return whether the body of a loop contains a line."""
     return loop.body[0].lineno <= line <= (loop.end_lineno or 0)
+
+
+def _is_named(one: ast.Assign, name: str) -> bool:
+    return len(one.targets) == 1 and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name
 
 
 def _is_assignment(one: ast.AST, line: int) -> bool:
