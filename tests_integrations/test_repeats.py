@@ -60,7 +60,7 @@ EXACT = {
     "generator": "batches = endless(loader)\n" + ENDLESS,
     "limit": EPOCHS + f"for i, batch in enumerate(loader, loader.used):\n        if i == 3: break\n        {STEP}",
     "log": EPOCHS
-    + f"""total = 0.0
+    + """total = 0.0
     for i, batch in enumerate(loader):
         total += train(*batch); step += 1
         if i % 2 == 1:
@@ -89,18 +89,23 @@ for phase in ("warm", "main"):
         for batch in plain: train(*batch)
         step += 1; checkpointer.progress[phase] = epoch + 1; checkpointer.step(step)""",
     "validation": EPOCHS
-    + f"""total = 0.0
+    + """total = 0.0
     for batch in loader:
         total += train(*batch); step += 1; checkpointer.step(step)
     print(total / len(loader))
     total = 0.0
     for inputs, targets in val: total += nn.functional.mse_loss(model(inputs), targets).item()
     plateau.step(total)""",
-    "look": "shown = iter(DataLoader(data, shuffle=True)); print(next(shown))\n" + EPOCHS + f"for batch in loader: {STEP}",
+    "look": "shown = iter(DataLoader(data, shuffle=True)); print(next(shown))\n"
+    + EPOCHS
+    + f"for batch in loader: {STEP}",
 }
 ADVICE = {
     "cycle": ("batches = cycle(loader)\n" + ENDLESS, r"itertools.chain.from_iterable\(itertools.repeat\(loader\)\)"),
-    "plain cycle": ("batches = cycle(plain)\n" + ENDLESS, r"itertools.chain.from_iterable\(itertools.repeat\(loader\)\)"),
+    "plain cycle": (
+        "batches = cycle(plain)\n" + ENDLESS,
+        r"itertools.chain.from_iterable\(itertools.repeat\(loader\)\)",
+    ),
     "plain generator": ("batches = endless(plain)\n" + ENDLESS, "batches would begin again .* ResumableLoader"),
     "islice": (EPOCHS + f"for batch in islice(loader, 3): {STEP}", r"enumerate\(loader, loader.used\)"),
     "break": (
@@ -118,7 +123,11 @@ ADVICE = {
         r"enumerate\(loader, loader.used\)",
     ),
     "counter": (
-        f"step = checkpointer.restore()\nwhile step < 12:\n    for batch in plain:\n        {STEP}\n        if step >= 12: break",
+        f"""step = checkpointer.restore()
+while step < 12:
+    for batch in plain:
+        {STEP}
+        if step >= 12: break""",
         "the epoch would begin again. Track the loader",
     ),
     "positioned once": (
@@ -135,7 +144,10 @@ for epoch in range(step // 5, 3):
         batch = data[first : first + 6]; {STEP}""",
         "this loop would begin again",
     ),
-    "epochs": (f"step = checkpointer.restore()\nfor epoch in range(3):\n    for batch in loader: {STEP}", "would begin again"),
+    "epochs": (
+        f"step = checkpointer.restore()\nfor epoch in range(3):\n    for batch in loader: {STEP}",
+        "would begin again",
+    ),
     "held": (
         "val_it = iter(val)\n"
         + EPOCHS

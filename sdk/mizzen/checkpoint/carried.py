@@ -154,7 +154,11 @@ class Uses:
     def _divided(self, one: ast.stmt) -> None:
         if one.lineno > self.end and self.divisor is None:
             for part in ast.walk(one):
-                if isinstance(part, ast.BinOp) and isinstance(part.op, ast.Div | ast.FloorDiv) and name_of(part.right) != "max":
+                if (
+                    isinstance(part, ast.BinOp)
+                    and isinstance(part.op, ast.Div | ast.FloorDiv)
+                    and name_of(part.right) != "max"
+                ):
                     self.divisor = self.divisor or self._mentioned(part.right)
                     self.divided_at = one.lineno
 
@@ -194,7 +198,9 @@ class Uses:
 
     def _mentioned(self, node: ast.AST) -> str | None:
         # The last item of a list is one that the last pass has added.
-        last = {one.value for one in ast.walk(node) if isinstance(one, ast.Subscript) and ast.unparse(one.slice) == "-1"}
+        last = {
+            one.value for one in ast.walk(node) if isinstance(one, ast.Subscript) and ast.unparse(one.slice) == "-1"
+        }
         found = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and one not in last}
         return min(found & self.names, default=None)
 

@@ -10,6 +10,7 @@ from typing import TypeAlias
 Stack: TypeAlias = list[tuple[CodeType, int]]
 """The functions of a script that are running, the innermost first, each with its current line."""
 
+
 def stack() -> Stack:
     """Return the functions of the script that are running."""
     return [(frame.f_code, frame.f_lineno) for frame in frames()]

@@ -33,7 +33,9 @@ def warn_of_lost_position(tracked: Collection[Any], restored: loops.Stack, stack
         found = repeats.told(restored, _values(tracked))
     except Exception:  # Attributes of the script's objects may raise anything: a warning must not end the training.
         found = None
-    message = f"a restart of this script would not continue exactly. {found}" if found else _lost_iteration(tracked, restored)
+    message = (
+        f"a restart of this script would not continue exactly. {found}" if found else _lost_iteration(tracked, restored)
+    )
     if message is not None:
         warnings.warn(message, CheckpointWarning, stacklevel=stacklevel + 1)
 
@@ -93,9 +95,10 @@ def _lost_iteration(tracked: Collection[Any], restored: loops.Stack) -> str | No
         if not is_followed and _order(found._index_sampler, "is_saved") is None:
             draws |= has_dropout
         if (draws or unmoved) and not repeats.is_look(found, restored):
+            advice = _UNMOVED if unmoved else f"Track it: {repeats.PLAIN}"
             return (
                 "this step is within an iteration of a DataLoader whose position is not tracked: after a kill, the "
-                f"epoch would begin again, or draw other random numbers. {_UNMOVED if unmoved else 'Track it: ' + repeats.PLAIN}"
+                f"epoch would begin again, or draw other random numbers. {advice}"
             )
     return None
 

@@ -110,8 +110,8 @@ class _Place:
             if found := self._forgets(loop):
                 return found
         if is_called:
-            called = next((one for one in ast.walk(ast.Module(self.body, [])) if _is_assignment(one, self.line)), None)
-            if called is not None:
+            assigned = [one for part in self.body for one in ast.walk(part) if isinstance(one, ast.Assign)]
+            for called in (one for one in assigned if _contains(one, self.line)):
                 uses = Uses(names_in(called, ast.Store) - self._known, self.is_known)
                 if name := uses.first(self.body, (called.end_lineno or 0) + 1):
                     return _forgotten(name, self.line)
@@ -174,40 +174,38 @@ class _Place:
 
     def _begins_again(self, loop: ast.For, is_inner: bool) -> str | None:
         passed = list(_passed(loop.iter))
-        loaders = [one for one in passed if self.values.is_loader(self._value(one))]
-        where = f"line {loop.lineno}"
-        if loaders:
-            name = ast.unparse(loaders[0])
-            if any(name_of(one) in _RANGES and not self.is_known(one) for one in passed) or any(
-                name_of(one) == "islice" and not any(self.is_known(part) for part in one.args[1:])  # type: ignore[attr-defined]
-                for one in ast.walk(loop.iter)
-            ):
-                return (
-                    f"{where}: a resumed epoch would get its full number of batches once more. Write "
-                    f"for i, batch in enumerate({name}, {name}.used), and leave the loop with if i == n: break"
-                )
-            if any(self.values.is_plain(self._value(one)) for one in passed):
-                return f"{where}: an untracked loader would begin again. Track it: {PLAIN}"
-            return None
-        if self.is_known(loop.iter):
-            return self._positioned_once(loop, passed)
-        if self._passes_over(loop):
-            return None
-        if any(self.values.is_plain(self._value(one)) for one in passed) or (
-            is_inner and any(name_of(one) == "DataLoader" for one in passed)
-        ):
-            return f"{where}: the epoch would begin again. Track the loader: {PLAIN}"
-        is_range = any(name_of(one) in _RANGES for one in passed)
-        if any(isinstance(one, ast.Name | ast.Attribute) and self._value(one) is None for one in passed):
-            return None
-        if is_range or (is_inner and not any(_is_opaque(self._value(one)) for one in passed)):
-            if self._is_key(loop):
-                return None
+        values = [self._value(one) for one in passed]
+        tracked = [one for one, value in zip(passed, values, strict=True) if self.values.is_loader(value)]
+        is_plain = any(self.values.is_plain(value) for value in values)
+        if tracked and self._is_limited(loop, passed):
+            name = ast.unparse(tracked[0])
             return (
-                f"{where}: this loop would begin again after a restart. Begin it at the restored position, as in "
-                "for epoch in range(loader.epoch, epochs), or for step in range(checkpointer.restore(), steps)"
+                f"line {loop.lineno}: a resumed epoch would get its full number of batches once more. Write "
+                f"for i, batch in enumerate({name}, {name}.used), and leave the loop with if i == n: break"
             )
-        return None
+        if not tracked and self.is_known(loop.iter):
+            return self._positioned_once(loop, passed)
+        if (not tracked or is_plain) and self._passes_over(loop):
+            return None
+        if is_plain or (is_inner and any(name_of(one) == "DataLoader" for one in passed)):
+            return f"line {loop.lineno}: the epoch would begin again. Track the loader: {PLAIN}"
+        is_range = any(name_of(one) in _RANGES for one in passed)
+        pairs = zip(passed, values, strict=True)
+        unknown = any(isinstance(one, ast.Name | ast.Attribute) and value is None for one, value in pairs)
+        is_new = is_range or (is_inner and not any(_is_opaque(value) for value in values))
+        if tracked or unknown or not is_new or self._is_key(loop):
+            return None
+        return (
+            f"line {loop.lineno}: this loop would begin again after a restart. Begin it at the restored position, as "
+            "in for epoch in range(loader.epoch, epochs), or for step in range(checkpointer.restore(), steps)"
+        )
+
+    def _is_limited(self, loop: ast.For, passed: list[ast.expr]) -> bool:
+        """Return whether a loop takes a fixed number of batches, by `islice` or a range beside the loader."""
+        if any(name_of(one) in _RANGES and not self.is_known(one) for one in passed):
+            return True
+        calls = [one for one in ast.walk(loop.iter) if isinstance(one, ast.Call) and name_of(one) == "islice"]
+        return any(not any(self.is_known(part) for part in one.args[1:]) for one in calls)
 
     def _positioned_once(self, loop: ast.For, passed: list[ast.expr]) -> str | None:
         """Tell a loader that begins at the restored position in each epoch, because it is created before the epochs."""
@@ -227,16 +225,16 @@ class _Place:
     def _is_key(self, loop: ast.For) -> bool:
         """Return whether the target of a loop selects restored values, as in `range(progress[phase], 4)`."""
         targets = names_in(loop.target, ast.Store)
-        for one in ast.walk(loop):
-            if isinstance(one, ast.Call | ast.Subscript | ast.Compare) and self.is_known(one):
-                if names_in(one) & targets and name_of(one) not in ("print", "step"):
-                    return True
-        return False
+        uses = [one for one in ast.walk(loop) if isinstance(one, ast.Call | ast.Subscript | ast.Compare)]
+        selecting = [one for one in uses if self.is_known(one) and name_of(one) not in ("print", "step")]
+        return any(names_in(one) & targets for one in selecting)
 
     def _passes_over(self, loop: ast.For) -> bool:
         """Return whether a loop may pass over what was done before a restart, by a comparison with a counter."""
         counted = names_in(loop.target, ast.Store) | {
-            one.target.id for one in ast.walk(loop) if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name)
+            one.target.id
+            for one in ast.walk(loop)
+            if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name)
         }
         for one in ast.walk(loop):
             if isinstance(one, ast.If) and (names_in(one.test) & counted or self.is_known(one.test)):
@@ -249,7 +247,9 @@ class _Place:
 
     def _forgets(self, loop: ast.For | ast.While) -> str | None:
         names = {
-            name for name in carried(loop) - self._known if name in self.names and not self.values.is_kept(self.names[name])
+            name
+            for name in carried(loop) - self._known
+            if name in self.names and not self.values.is_kept(self.names[name])
         }
         counter = self._counter(loop)
         names |= {counter[0]} if counter is not None else set()
@@ -258,8 +258,8 @@ class _Place:
         self.is_returned |= uses.returned
         if name is None and uses.divisor is not None:
             return (
-                f"line {uses.divided_at}: {uses.divisor} is 0 or empty after a restart from the last batch of an epoch. "
-                f"Divide by max(..., 1)"
+                f"line {uses.divided_at}: {uses.divisor} is 0 or empty after a restart from the last batch of an "
+                "epoch. Divide by max(..., 1)"
             )
         if name is None:
             return None
@@ -290,7 +290,9 @@ class _Place:
         """Return whether all saves are within a condition such as `(i + 1) % 4 == 0`, so that its phase stays."""
         test: ast.expr = one.test
         if isinstance(test, ast.Name):
-            made = [part.value for part in ast.walk(self.tree) if isinstance(part, ast.Assign) and _is_named(part, test.id)]
+            made = [
+                part.value for part in ast.walk(self.tree) if isinstance(part, ast.Assign) and _is_named(part, test.id)
+            ]
             test = made[0] if len(made) == 1 else test
         if not any(_contains(part, self.line) for part in one.body) or not isinstance(test, ast.Compare):
             return False
@@ -302,8 +304,8 @@ class _Place:
             return ast.unparse(right) == "0"
         if is_added:
             return False
-        if isinstance(divisor, ast.Constant) and isinstance(right, ast.Constant):
-            return bool(right.value == divisor.value - 1)
+        if isinstance(divisor, ast.Constant) and isinstance(divisor.value, int):
+            return ast.unparse(right) == str(divisor.value - 1)
         return ast.unparse(right) == f"{ast.unparse(divisor)} - 1"
 
     def _cycles(self) -> str | None:
@@ -342,10 +344,6 @@ def _repeats(loop: ast.For | ast.While, line: int) -> bool:
 
 def _is_named(one: ast.Assign, name: str) -> bool:
     return len(one.targets) == 1 and isinstance(one.targets[0], ast.Name) and one.targets[0].id == name
-
-
-def _is_assignment(one: ast.AST, line: int) -> bool:
-    return isinstance(one, ast.Assign) and _contains(one, line)
 
 
 def _is_opaque(value: Any) -> bool:

@@ -26,18 +26,9 @@ from mizzen.checkpoint import StateError, rng
 from mizzen.integrations.loader_options import options_of, shuffles
 from mizzen.integrations.looks import Looks
 from mizzen.integrations.prepared import PreparedLoader
-from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
+from mizzen.integrations.random_numbers import Seeded, SeededIndex, WorkerStart, owned, seed_of
 from mizzen.integrations.replayed_sampler import DataPosition, DrawnSampler, ReplayedSampler
 from mizzen.integrations.streams import StreamPosition, stream_of
-
-
-class SeededIndex(int):
-    """An index whose receipt by a worker seeds the worker's generators. In the same process it is a plain index."""
-
-    key: tuple[int, ...]
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Seeded(int(self), seed_of("index", *self.key)).__reduce__()
 
 
 class ResumableSampler(DataPosition, Sampler[int]):
