@@ -96,6 +96,12 @@ for phase in ("warm", "main"):
     total = 0.0
     for inputs, targets in val: total += nn.functional.mse_loss(model(inputs), targets).item()
     plateau.step(total)""",
+    "queue": """data_at = {"position": 0}
+checkpointer.track(data_at=data_at)
+checkpointer.restore()
+rows = itertools.count(data_at["position"])
+while (row := next(rows)) < 8:
+    train(*data[row : row + 3]); data_at["position"] = row + 1; checkpointer.step(row + 1)""",
     "look": "shown = iter(DataLoader(data, shuffle=True)); print(next(shown))\n"
     + EPOCHS
     + f"for batch in loader: {STEP}",

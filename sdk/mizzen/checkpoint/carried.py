@@ -37,7 +37,7 @@ def carried(loop: ast.For | ast.While) -> set[str]:
     Also the objects to which a pass adds, and the iterators that it advances.
     """
     flow = _Flow()
-    flow.run(loop.body, set())
+    flow.run(loop.body, flow.reads(loop.test, set()) if isinstance(loop, ast.While) else set())
     found = flow.read & names_in(loop, ast.Store)
     for call in (one for one in ast.walk(loop) if isinstance(one, ast.Call)):
         if name_of(call) in _MUTATING and isinstance(call.func, ast.Attribute):
@@ -61,14 +61,14 @@ class _Flow:
 
     def _after(self, one: ast.stmt, defined: set[str]) -> set[str]:
         if isinstance(one, ast.If):
-            self._reads(one.test, defined)
+            defined = self.reads(one.test, defined)
             branches = [(part, self.run(part, set(defined))) for part in (one.body, one.orelse)]
             kept = [after for part, after in branches if not (part and isinstance(part[-1], _LEAVING))]
             return set.intersection(*kept) if kept else defined
         if isinstance(one, ast.For | ast.While | ast.With | ast.Try):
             for part in ast.iter_child_nodes(one):
                 if isinstance(part, ast.expr | ast.withitem):
-                    self._reads(part, defined)
+                    defined = self.reads(part, defined)
             defined = defined | {name for part in _heads(one) for name in names_in(part, ast.Store)}
             after = self.run(one.body, set(defined))
             for handler in getattr(one, "handlers", ()):
@@ -76,14 +76,16 @@ class _Flow:
             return self.run([*getattr(one, "orelse", ()), *getattr(one, "finalbody", ())], after)
         if isinstance(one, ast.FunctionDef | ast.ClassDef):
             return defined
-        self._reads(one, defined)
+        after = self.reads(one, defined)
         if isinstance(one, ast.AugAssign) and isinstance(one.target, ast.Name):
             self.read |= {one.target.id} - defined
-        return defined | names_in(one, ast.Store)
+        return after
 
-    def _reads(self, node: ast.AST, defined: set[str]) -> None:
+    def reads(self, node: ast.AST, defined: set[str]) -> set[str]:
+        """Note the names that an expression reads. Return those that are assigned after it."""
         inner = [names_in(one.target, ast.Store) for one in ast.walk(node) if isinstance(one, ast.comprehension)]
         self.read |= names_in(node) - defined - set[str]().union(*inner)
+        return defined | names_in(node, ast.Store)
 
 
 _LEAVING = (ast.Continue, ast.Break, ast.Return, ast.Raise)
