@@ -105,10 +105,11 @@ def test_a_look_at_a_batch_before_the_restore_does_not_count(tmp_path: Path) -> 
     checkpointer.track(loader=loader)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CheckpointWarning)
-        checkpointer.restore()
+        step = checkpointer.restore()
         found = []
-        for step, (batch,) in enumerate(loader, 1):
+        for (batch,) in loader:
             found.append(batch.tolist())
+            step += 1
             checkpointer.step(step)
     assert loader.epoch == 1 and found == [batch.tolist() for (batch,) in plain]
 

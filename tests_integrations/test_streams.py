@@ -102,12 +102,17 @@ def test_nothing_is_read_twice() -> None:
     assert starts == [(2, 3), (3, 0)] or starts == [(2, 3)]
 
 
-@pytest.mark.parametrize("left", [0, 2])
-def test_a_stream_of_another_author(left: int, tmp_path: Path) -> None:
-    """A dataset with `state_dict` is enough; its state between epochs is saved, and an epoch left early is over."""
+@pytest.mark.parametrize(
+    ("left", "drop_last", "cuts"), [(0, True, (1, 2, 2, 4, 3)), (2, True, (1, 2, 2, 4, 3)), (0, False, (1, 3, 4, 4))]
+)
+def test_a_stream_of_another_author(left: int, drop_last: bool, cuts: tuple[int, ...], tmp_path: Path) -> None:
+    """A dataset with `state_dict` is enough; its state between epochs is saved, and an epoch left early is over.
+
+    Without `drop_last`, an epoch has four batches, the last one of them short: cuts at 4 and 8 are after it.
+    """
 
     def trained(root: Path, steps: int) -> list[int]:
-        made = ResumableLoader(Counting(), batch_size=3, drop_last=True)
+        made = ResumableLoader(Counting(), batch_size=3, drop_last=drop_last)
         checkpointer = Checkpointer(root, interval_s=0)
         checkpointer.track(loader=made)
         first = step = checkpointer.restore()
@@ -123,9 +128,8 @@ def test_a_stream_of_another_author(left: int, tmp_path: Path) -> None:
                     break
 
     whole = trained(tmp_path / "whole", 12)
-    parts = [
-        trained(tmp_path / "cut", steps) for steps in (1, 2, 2, 4, 3)
-    ]  # A batch after which the loop is left is not the last of a part.
+    # A batch after which the loop is left is not the last of a part.
+    parts = [trained(tmp_path / "cut", steps) for steps in cuts]
     assert list(chain.from_iterable(parts)) == whole
 
 

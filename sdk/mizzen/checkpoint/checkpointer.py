@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
+from mizzen.checkpoint import loops
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
 from mizzen.checkpoint.lost_positions import warn_of_lost_position
@@ -119,6 +120,7 @@ class Checkpointer(StateSaver):
         self._agree = chosen.agree
         self._tracked = Tracked({})
         self._own = set(OWN_PARTS)
+        self._restored: loops.Stack = []
         self._first = _first_run(self.root, place, self._tracked) if verify else None
 
     @property
@@ -175,6 +177,7 @@ class Checkpointer(StateSaver):
             CheckpointError: a file or object cannot be read for a reason other than damage. Or checkpoints exist, none
                 can be loaded, and `settings.start_over` is not set.
         """
+        self._restored = loops.stack()
         with self._loading():
             found = self._newest(self._tracked.layouts(check=self.writer))
             self._take(found)
@@ -220,7 +223,7 @@ class Checkpointer(StateSaver):
             self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
             if self._saved_step is None:
-                warn_of_lost_position(self._tracked.objects, stacklevel=2)
+                warn_of_lost_position([*self._tracked.objects, self.progress], self._restored, stacklevel=2)
             if action is StepAction.SAVE:
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
                 if done and self._first is not None:

@@ -3,34 +3,17 @@
 import ast
 import linecache
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 Stack: TypeAlias = list[tuple[CodeType, int]]
 """The functions of a script that are running, the innermost first, each with its current line."""
 
-_PASSING = ("enumerate", "tqdm", "zip")
-"""Functions that yield all items of an iterable."""
-_ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.NotEq)
-
-
-def begins_again(is_loader: Callable[[Any], bool]) -> bool:
-    """Return whether the running loop over a loader seems to process all of its batches, from the first one on.
-
-    False if the loop may skip batches after a restart, for example with `continue` or `islice`, or without its source.
-    """
-    for frame in _frames():
-        for loop in _loops(frame.f_code, frame.f_lineno):
-            names = {**frame.f_globals, **frame.f_locals}
-            if isinstance(loop, ast.For) and any(is_loader(_value(passed, names)) for passed in _passed(loop.iter)):
-                return not _may_skip(loop)
-    return False
-
 
 def stack() -> Stack:
     """Return the functions of the script that are running."""
-    return [(frame.f_code, frame.f_lineno) for frame in _frames()]
+    return [(frame.f_code, frame.f_lineno) for frame in frames()]
 
 
 def text(of: Stack, restored: Stack) -> str:
@@ -57,7 +40,7 @@ def share_loop(one: Stack, other: Stack, apart: Stack) -> bool:
     return False
 
 
-def _frames() -> Iterator[FrameType]:
+def frames() -> Iterator[FrameType]:
     """Yield the frames of the script, the innermost first."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -78,33 +61,3 @@ def _loops(code: CodeType, line: int) -> list[ast.For | ast.While]:
 
 def _contains(loop: ast.For | ast.While, line: int) -> bool:
     return loop.lineno <= line <= (loop.end_lineno or 0)
-
-
-def _passed(node: ast.expr) -> Iterator[ast.expr]:
-    """Yield the expressions of the iterables that a loop takes entirely: `x` and `y` of `enumerate(zip(x, y))`."""
-    if not isinstance(node, ast.Call):
-        yield node
-        return
-    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
-    if name in _PASSING:
-        for argument in node.args:
-            yield from _passed(argument)
-
-
-def _value(node: ast.expr, names: dict[str, Any]) -> Any:
-    """Return the value of a name, or of an attribute of it; None for other expressions."""
-    if isinstance(node, ast.Name):
-        return names.get(node.id)
-    if isinstance(node, ast.Attribute):
-        return getattr(_value(node.value, names), node.attr, None)
-    return None
-
-
-def _may_skip(loop: ast.For) -> bool:
-    """Return whether a loop may pass over batches, by `continue` or by a comparison of sizes, as of a counter."""
-    for node in ast.walk(loop):
-        if isinstance(node, ast.Continue):
-            return True
-        if isinstance(node, ast.Compare) and any(isinstance(one, _ORDERED) for one in node.ops):
-            return True
-    return False

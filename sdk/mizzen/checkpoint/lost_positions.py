@@ -1,47 +1,116 @@
-"""Detects a position in the data that no checkpoint contains, to warn a script before its first save."""
+"""Detects positions and variables of a script that no checkpoint contains, to warn before its first save."""
 
 import gc
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, MutableMapping
 from typing import Any
 
+from mizzen.checkpoint import loops, repeats, rng
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
 
-_UNTRACKED = (
-    "Track it: loader = ResumableLoader(loader) of mizzen.integrations.torch, and checkpointer.track(loader=loader)"
-)
 _UNMOVED = (
     "It has a ResumableSampler whose advance() is not called: call it after each batch, or iterate the ResumableLoader "
     "itself instead of what a framework, such as accelerate, has made of it"
 )
+_IN_ORDER = ("SequentialSampler", "DistributedSampler", "_InfiniteConstantSampler", "ResumableSampler")
+"""Samplers whose iterations begin at the beginning. Others may begin at the position of the training."""
 
 
-def warn_of_lost_position(tracked: Collection[Any], stacklevel: int) -> None:
-    """Issue a `CheckpointWarning` if the training is within an iteration of torch's loader that cannot be resumed.
+def warn_of_lost_position(tracked: Collection[Any], restored: loops.Stack, stacklevel: int) -> None:
+    """Issue a `CheckpointWarning` if a restart of the script would not continue exactly.
 
-    `tracked` are the tracked objects. The loader draws its order from the global generator: a resumed epoch would have
-    another order. Or it has a `ResumableSampler` whose `advance` is not called, for example because a framework has
-    replaced the loader. Or the loop around the caller takes all of its batches, so that a resumed epoch begins again.
+    See `repeats` for loops and their variables. Or the training is within an iteration of torch's loader that cannot be
+    resumed: it draws its order from the global generator, or a resumed iteration draws the seed of its workers from it,
+    while the training draws, too. Or it has a `ResumableSampler` whose `advance` is not called.
+
+    Args:
+        tracked: the tracked objects.
+        restored: the functions that were running when the script called `restore`.
+        stacklevel: as in `warnings.warn`.
     """
+    if loaded("torch.utils.data.dataloader") is None:
+        return
+    try:
+        found = repeats.told(restored, _values(tracked))
+    except Exception:  # Attributes of the script's objects may raise anything: a warning must not end the training.
+        found = None
+    message = (
+        f"a restart of this script would not continue exactly. {found}" if found else _lost_iteration(tracked, restored)
+    )
+    if message is not None:
+        warnings.warn(message, CheckpointWarning, stacklevel=stacklevel + 1)
+
+
+def _values(tracked: Collection[Any]) -> repeats.Values:
+    data, nn = loaded("torch.utils.data.dataloader"), loaded("torch")
+    kept = {id(one) for one in tracked}
+
+    def is_position(value: Any) -> bool:
+        if id(value) not in kept or (nn is not None and isinstance(value, nn.nn.Module | nn.optim.Optimizer)):
+            return False
+        return isinstance(value, MutableMapping) or not (hasattr(value, "optimizer") or rng.generator(value))
+
+    def is_loader(value: Any) -> bool:
+        loader = getattr(value, "base_dataloader", value)  # accelerate has wrapped it.
+        if data is None or not isinstance(loader, data.DataLoader):
+            return False
+        return bool({id(value), *_parts(loader)} & kept) or bool(_order(loader._index_sampler, "is_saved"))
+
+    def is_plain(value: Any) -> bool:
+        loader = getattr(value, "base_dataloader", value)
+        if data is None or not isinstance(loader, data.DataLoader | data._BaseDataLoaderIter) or is_loader(value):
+            return False
+        return type(_sampler(loader)).__name__ in (*_IN_ORDER, "RandomSampler")
+
+    return repeats.Values(is_position, is_loader, is_plain, lambda value: id(value) in kept)
+
+
+def _parts(loader: Any) -> set[int]:
+    return {id(loader), id(loader.dataset), id(loader.sampler), id(loader.batch_sampler)}
+
+
+def _order(indices: Any, attribute: str) -> Any:
+    """Return an attribute of the position of a `ResumableLoader`; None if it is another loader."""
+    return getattr(getattr(indices, "order", None), attribute, None)
+
+
+def _sampler(iterator: Any) -> Any:
+    return getattr(iterator._index_sampler, "sampler", iterator._index_sampler)
+
+
+def _lost_iteration(tracked: Collection[Any], restored: loops.Stack) -> str | None:
+    """Return a message if the training is within an iteration of a loader that a restart does not resume."""
     data, samplers = loaded("torch.utils.data.dataloader"), loaded("torch.utils.data.sampler")
     if data is None or samplers is None:
-        return
+        return None
+    followed, has_dropout = {id(one) for one in tracked}, any(_drops(one) for one in tracked)
     for found in gc.get_objects():
         # Not isinstance: the `__class__` of some lazy objects imports a library.
         if not issubclass(type(found), data._BaseDataLoaderIter) or _is_complete(found):
             continue
-        sampler = getattr(found._index_sampler, "sampler", found._index_sampler)
+        sampler = _sampler(found)
         drawing = (samplers.RandomSampler, samplers.WeightedRandomSampler, samplers.SubsetRandomSampler)
         draws = isinstance(sampler, drawing) and sampler.generator is None
         unmoved = getattr(sampler, "is_unmoved", False)
-        if draws or unmoved or _begins_again(found, sampler, tracked, data.DataLoader):
-            message = (
+        is_followed = followed & {id(found._dataset), id(sampler), id(found._index_sampler)}
+        if not is_followed and _order(found._index_sampler, "is_saved") is None:
+            draws |= has_dropout
+        if (draws or unmoved) and not repeats.is_look(found, restored):
+            advice = _UNMOVED if unmoved else f"Track it: {repeats.PLAIN}"
+            return (
                 "this step is within an iteration of a DataLoader whose position is not tracked: after a kill, the "
-                f"epoch would begin again. {_UNMOVED if unmoved else _UNTRACKED}"
+                f"epoch would begin again, or draw other random numbers. {advice}"
             )
-            warnings.warn(message, CheckpointWarning, stacklevel=stacklevel + 1)
-            return
+    return None
+
+
+def _drops(value: Any) -> bool:
+    """Return whether a torch module draws random numbers in each step."""
+    torch = loaded("torch")
+    if torch is None or not isinstance(value, torch.nn.Module):
+        return False
+    return any("Dropout" in type(one).__name__ and getattr(one, "p", 0) for one in value.modules())
 
 
 def _is_complete(iterator: Any) -> bool:
@@ -50,27 +119,3 @@ def _is_complete(iterator: Any) -> bool:
         return not 0 < int(iterator._num_yielded) < len(iterator._index_sampler)
     except TypeError:  # A stream has no length.
         return not iterator._num_yielded
-
-
-def _begins_again(iterator: Any, sampler: Any, tracked: Collection[Any], kind: Any) -> bool:
-    dataset = iterator._dataset
-    followed = {id(one) for one in tracked}
-    # A `ResumableLoader` knows whether its state is read, for example within a tracked object.
-    order = getattr(iterator._index_sampler, "order", dataset)
-    if followed & {id(dataset), id(sampler), id(iterator._index_sampler)} or getattr(order, "is_saved", False):
-        return False
-    # Other samplers and parts of a dataset may begin at the position of the training.
-    whole = ("SequentialSampler", "DistributedSampler", "_InfiniteConstantSampler", "ResumableSampler")
-    if type(sampler).__name__ not in whole or hasattr(dataset, "indices"):
-        return False
-
-    def is_loader(value: Any) -> bool:
-        inner = getattr(value, "base_dataloader", value)  # accelerate has wrapped it.
-        return isinstance(inner, kind) and inner.dataset is dataset and not followed & {id(value), id(inner)}
-
-    from mizzen.checkpoint.loops import begins_again
-
-    try:
-        return begins_again(is_loader)
-    except Exception:  # Attributes of the script's objects may raise anything: a warning must not end the training.
-        return False

@@ -43,8 +43,11 @@ class Looks:
         """Whether the last iteration has yielded all batches."""
         self.expect([], None, None)
 
-    def expect(self, looks: SavedLooks, first: Any, epoch: Any) -> None:
-        """Begin after a restore. `looks` will be repeated from `first`, or in each epoch, now from `epoch` on."""
+    def expect(self, looks: SavedLooks, first: Any, epoch: Any, line: str = "") -> None:
+        """Begin after a restore. `looks` will be repeated from `first`, or in each epoch, now from `epoch` on.
+
+        `line` is that of the iteration that will be resumed, in which the training trains; "" if there is none.
+        """
         self.before: Any = None
         self._mark: Any = None
         self.is_repeated = False
@@ -53,6 +56,8 @@ class Looks:
         self.trains_within = False
         """Whether the training has trained within an iteration, not only on the first batch of ended ones."""
         self._restored = loops.stack()
+        self._stack: loops.Stack = []
+        self._line = line
         self._new: list[loops.Stack] | None = None if looks else []
         self._saved = looks
         self.awaited = [(text, epoch if again else first) for text, again in looks]
@@ -61,6 +66,11 @@ class Looks:
     def pending(self, is_within: bool) -> Any:
         """Return the place before the last iteration if that is a look so far, and is not going on; else None."""
         return self.before if self.is_repeated or (not is_within and self._is_look()) else None
+
+    @property
+    def line(self) -> str:
+        """The lines that the script executed when it began the last iteration."""
+        return loops.text(self._stack, self._restored)
 
     def saved(self, is_within: bool) -> SavedLooks:
         """Return the looks that a restart will repeat. `is_within`: an iteration is going on."""
@@ -115,6 +125,7 @@ class Looks:
     def begin(self, left_early: bool) -> None:
         """Begin an iteration, which may be a look. `left_early`: the last one was left before its end."""
         self.undo()
+        self._stack = loops.stack()
         trained, self._mark = self.has_trained(), self.mark()
         if trained is None and left_early:
             message = (
@@ -129,10 +140,11 @@ class Looks:
         self.before, self.is_complete = self._place(), False
         if trained is not False:
             return
-        self._stack = loops.stack()
         while self.awaited and not self.is_repeated:
             text, place = self.awaited.pop(0)
             # Other looks are not repeated, as those of `if step == 0`.
-            if text == loops.text(self._stack, self._restored):
+            if text == self.line:
                 self.is_repeated = True
                 self._go_to(place)
+        if not self.is_repeated and self._line == self.line:
+            self.before = None  # The resumed iteration, even if the script leaves it at once.

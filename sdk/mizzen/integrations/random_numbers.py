@@ -190,3 +190,12 @@ class WorkerStart:
         if self.then is not None:
             self.then(worker)
         _in_worker[:] = [owned(info.dataset if info is not None else None, self.collate)]
+
+
+class SeededIndex(int):
+    """An index whose receipt by a worker seeds the worker's generators. In the same process it is a plain index."""
+
+    key: tuple[int, ...]
+
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        return Seeded(int(self), seed_of("index", *self.key)).__reduce__()

@@ -158,10 +158,10 @@ class StreamPosition(DataPosition, IterableDataset[Any]):
             object.__setattr__(info, "id", self._role)  # The dataset asks for it; assignments are refused.
         state = self.states.get(self._role)
         self._batches, self._ended = (state["batches"], state["ended"]) if state is not None else (0, False)
+        if state is not None:  # Also at the end of an epoch: the dataset may have a state over all epochs.
+            self.dataset.load_state_dict(state["dataset"])
         if self._ended:
             return
-        if state is not None:
-            self.dataset.load_state_dict(state["dataset"])
         samples, number = iter(self.dataset), 0
         while True:
             if info is not None and number % self._batch_size == 0:

@@ -26,18 +26,9 @@ from mizzen.checkpoint import StateError, rng
 from mizzen.integrations.loader_options import options_of, shuffles
 from mizzen.integrations.looks import Looks
 from mizzen.integrations.prepared import PreparedLoader
-from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
+from mizzen.integrations.random_numbers import Seeded, SeededIndex, WorkerStart, owned, seed_of
 from mizzen.integrations.replayed_sampler import DataPosition, DrawnSampler, ReplayedSampler
 from mizzen.integrations.streams import StreamPosition, stream_of
-
-
-class SeededIndex(int):
-    """An index whose receipt by a worker seeds the worker's generators. In the same process it is a plain index."""
-
-    key: tuple[int, ...]
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return Seeded(int(self), seed_of("index", *self.key)).__reduce__()
 
 
 class ResumableSampler(DataPosition, Sampler[int]):
@@ -242,6 +233,16 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         before = self._looks.pending(self._within)
         return self._order.epoch if before is None else int(before[0]["epoch"])
 
+    @property
+    def used(self) -> int:
+        """Number of batches of the current epoch that the training has received: `enumerate(loader, loader.used)`."""
+        before = self._looks.pending(self._within)
+        state, begun = before[:2] if before is not None else (self._order.state_dict(), self._begun)
+        if begun and not self._within:
+            return 0  # An epoch that was left early is over.
+        size = self._order.world_size * (self.batch_size or 1) if isinstance(self._order, ResumableSampler) else 1
+        return -(-int(state["position"]) // size)
+
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, nothing changes."""
         self._looks.undo()
@@ -356,8 +357,8 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         looks = self._looks.saved(within)
         if (before := self._looks.pending(within)) is not None:
             order, _, _, within, *_ = before
-        single = self._looks.is_single(within)
-        return order | {"within": within, "generators": own, "looks": looks, "single": single}
+        single, line = self._looks.is_single(within), self._looks.line if within else ""
+        return order | {"within": within, "generators": own, "looks": looks, "single": single, "line": line}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the position from `state`. The next iteration resumes there.
@@ -384,7 +385,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._begun = not self._within  # An epoch that was left early is over.
         self._created = False
         self._iteration = None
-        self._looks.expect(looks, first, epoch)
+        self._looks.expect(looks, first, epoch, state.get("line", ""))
         self._looks.single, self._looks.trains_within = state.get("single", False), self._within
         self._own = state["generators"]
         if not looks:
