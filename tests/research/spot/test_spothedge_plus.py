@@ -50,6 +50,20 @@ def test_a_loss_raises_the_hazard_of_its_zone_and_of_its_siblings() -> None:
     assert settled["a-2"] < after["a-2"]
 
 
+def test_losses_that_no_other_loss_follows_lower_the_hazard_after_the_next() -> None:
+    """Whether the losses of one zone follow those of another is learned while the other zone is held."""
+    estimates = Estimates(_ZONES)
+    held = tuple(_spot(number, zone.name) for number, zone in enumerate(_ZONES))
+    event = (ZoneEvent(ZoneEventKind.PREEMPTED, "a-1"),)
+    knowledge, rises = _seen(estimates, Observation(0.0, 3, held)), list[float]()
+    for hour in range(0, 24, 3):
+        before = estimates.hazards(knowledge, hour * _HOUR_S)["a-2"]
+        knowledge = estimates.learn(knowledge, Observation(hour * _HOUR_S, 3, held[1:], event))
+        rises.append(estimates.hazards(knowledge, hour * _HOUR_S)["a-2"] - before)
+        knowledge = estimates.learn(knowledge, Observation((hour + 3) * _HOUR_S, 3, held))
+    assert rises[-1] < 0.6 * rises[0]
+
+
 def test_refusals_lower_the_obtainability_until_they_are_forgotten() -> None:
     """A zone that refused launches is less obtainable than one that granted them."""
     estimates = Estimates(_ZONES)
