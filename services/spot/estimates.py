@@ -49,15 +49,8 @@ class Priors:
 
     def __post_init__(self) -> None:
         for name in (
-            "settle_h",
-            "memory_h",
-            "forget_h",
-            "follow_h",
-            "obtain_h",
-            "follow_weight",
-            "joint_weight",
-            "whole_weight",
-        ):
+            "settle_h", "memory_h", "forget_h", "follow_h", "obtain_h", "follow_weight", "joint_weight", "whole_weight",
+        ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be above 0")
         for name in ("joint", "whole"):
