@@ -194,3 +194,11 @@ def test_the_bars_on_real_traces(name: str, refused_s: float) -> None:
     if not root or not (Path(root) / name).is_dir():
         pytest.skip(f"MIZZEN_SPOT_TRACES does not name a folder with {name}")
     _bars_hold(read_traces(Path(root) / name), refused_s, 100, 0.92)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("refused_s", [0.0, 60.0])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_bars_on_generated_traces(seed: int, refused_s: float) -> None:
+    """The same on traces that were not used to choose the parameters."""
+    _bars_hold(_generated(seed), refused_s, 30, 0.92)
