@@ -8,7 +8,7 @@ from infra.reports.tables import ReportTable
 from research.spot.runs import CaseResult, PolicyCase
 from research.spot.windows import Mean
 
-PRICES_S = (0.0, 480.0, 960.0, 1920.0, 2880.0, 3840.0, 5760.0, 7680.0, 15360.0)
+PRICES_S = (0.0, 480.0, 960.0, 1920.0, 2880.0, 3840.0, 4800.0, 7680.0, 15360.0)
 """The outage prices that are tried by default."""
 _SURE = 2.0
 """A difference is significant if it exceeds this number of standard errors."""

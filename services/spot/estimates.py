@@ -30,6 +30,8 @@ class Priors:
     """The expected number of losses of a zone that follow the loss of another zone of its group..."""
     follow_h: float = 0.5
     """...and the time constant in hours within which they follow."""
+    follow_weight: float = 4.0
+    """The number of observed losses that weigh as much as `follow`."""
     joint: float = 0.25
     """The share of losses in which another zone of the group loses its replicas at the same time."""
     joint_weight: float = 4.0
@@ -46,7 +48,9 @@ class Priors:
     """The time constant in hours with which granted and refused launches are forgotten."""
 
     def __post_init__(self) -> None:
-        for name in ("settle_h", "memory_h", "forget_h", "follow_h", "obtain_h", "joint_weight", "whole_weight"):
+        for name in (
+            "settle_h", "memory_h", "forget_h", "follow_h", "obtain_h", "follow_weight", "joint_weight", "whole_weight",
+        ):  # fmt: skip
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}: {getattr(self, name)}: must be above 0")
         for name in ("joint", "whole"):
@@ -99,6 +103,7 @@ class Estimates:
                 records[event.zone] = self._refused(
                     records.get(event.zone), now_s, held[event.zone], event.zone in asked
                 )
+        knowledge = self._followed(knowledge, now_s, passed_h, lost)
         pooled = self._pooled(knowledge, passed_h, lost, held)
         return _with_launches(replace(pooled, zones=records), observation)
 
@@ -155,15 +160,41 @@ class Estimates:
         return self.priors.cold_start_s if knowledge.cold_start_s is None else knowledge.cold_start_s
 
     def _following(self, knowledge: Knowledge, zone: Zone, now_s: float) -> float:
-        priors, rate = self.priors, 0.0
-        for other in self.zones:
-            record = knowledge.zones.get(other.name)
-            if other.name == zone.name or group_of(other) != group_of(zone):
+        follow_s = 3600 * self.priors.follow_h
+        times_s = self._times_lost_s(knowledge, zone)
+        found = sum(exp(-max(0.0, now_s - at_s) / follow_s) for at_s in times_s)
+        return self.follow(knowledge) / self.priors.follow_h * found
+
+    def follow(self, knowledge: Knowledge) -> float:
+        """Returns the expected number of losses of a zone that follow the loss of another zone of its group."""
+        prior, weight = self.priors.follow, self.priors.follow_weight
+        return (knowledge.following_losses + prior * weight) / (knowledge.watched_losses + weight)
+
+    def _times_lost_s(self, knowledge: Knowledge, zone: Zone) -> list[float]:
+        """Returns when each other zone of the group of `zone` was lost last."""
+        group = [one.name for one in self.zones if one.name != zone.name and group_of(one) == group_of(zone)]
+        records = (knowledge.zones.get(name) for name in group)
+        return [one.lost_at_s for one in records if one is not None and one.lost_at_s is not None]
+
+    def _followed(self, knowledge: Knowledge, now_s: float, passed_h: float, lost: set[str]) -> Knowledge:
+        """Returns the knowledge with the losses that followed others since the observation before."""
+        follow_s, before_s = 3600 * self.priors.follow_h, now_s - 3600 * passed_h
+        watched = following = 0.0
+        held = {one.zone for one in knowledge.launches.values() if one.granted_at_s is not None}
+        for zone in self.zones:
+            times_s = self._times_lost_s(knowledge, zone) if zone.name in held else []
+            if not times_s:
                 continue
-            if record is not None and record.lost_at_s is not None:
-                since_h = max(0.0, now_s - record.lost_at_s) / 3600
-                rate += priors.follow / priors.follow_h * exp(-since_h / priors.follow_h)
-        return rate
+            watched += sum(exp((at_s - before_s) / follow_s) - exp((at_s - now_s) / follow_s) for at_s in times_s)
+            if zone.name in lost:
+                caused = self._following(knowledge, zone, now_s)
+                following += caused / self.hazards(knowledge, now_s)[zone.name]
+        decay = exp(-passed_h / self.priors.memory_h)
+        return replace(
+            knowledge,
+            following_losses=knowledge.following_losses * decay + following,
+            watched_losses=knowledge.watched_losses * decay + watched,
+        )
 
     def _held(self, record: ZoneRecord | None, now_s: float, kept: int, granted: int) -> ZoneRecord:
         if record is None:

@@ -91,6 +91,10 @@ class Knowledge:
     """Losses of a zone at the same time as another zone of its group lost replicas."""
     single_losses: float = 0.0
     """Losses of a zone while another zone of its group kept all its replicas."""
+    following_losses: float = 0.0
+    """Losses of a zone that probably followed the loss of another zone of its group."""
+    watched_losses: float = 0.0
+    """Losses of a zone after which another zone of its group was held, each as often as there are such zones."""
 
     def moved(self, by_s: float) -> "Knowledge":
         """Returns the knowledge with all times moved by `by_s` seconds, after the clock was set."""

@@ -12,7 +12,7 @@ from services.spot.risk import Option, RiskModel
 from services.spot.spothedge import split
 from services.spot.values import Action, Launch, Observation, PolicyState, SpotReplica, Terminate, Zone, ZoneEventKind
 
-OUTAGE_PRICE_S = 3840.0
+OUTAGE_PRICE_S = 4800.0
 """The default price of an outage, in seconds of N_tar on-demand replicas."""
 _FORBIDDEN = 1e6
 """The factor on the price of on-demand replicas that may not be launched."""
@@ -50,9 +50,11 @@ class SpotHedgePlus:
     """The time in seconds after which a zone that refused a launch is tried again while spot replicas are missing."""
     longest_retry_s: float = 3600.0
     """The limit of that time while no spot replica is missing: the time doubles with each refusal in a row."""
+    short_retry_s: float = 1200.0
+    """The limit for zones that held replicas when they refused another one, while spot replicas are missing."""
     full_retry_s: float = 14400.0
-    """The same limit for a zone that held replicas when it refused another one: it is full, not down. Its first pause
-    is `longest_retry_s`."""
+    """The limit for these zones while no spot replica is missing: they are full, not down. Their first pause is
+    `longest_retry_s`."""
 
     def __post_init__(self) -> None:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
@@ -76,6 +78,9 @@ class SpotHedgePlus:
         # A zone that holds no more than when it refused may still be full.
         more = {zone for zone in granted - {""} if zone not in known.zones or known.zones[zone].room is None}
         state = replace(state.granted(more), knowledge=known)
+        # A zone that has just preempted a replica has no capacity left.
+        lost = {event.zone for event in observation.events if event.kind is ZoneEventKind.PREEMPTED}
+        state = state.paused(lost, now_s + self.retry_s)
         if refused - {""}:
             state = state.refused(refused - {""}, now_s, self.retry_s)
         kept = self._kept(known, observation, late)
@@ -127,7 +132,9 @@ class SpotHedgePlus:
         there = [one for one in spot if one.is_granted or one.number not in late]
         held = Counter(one.zone for one in there)
         least = Counter(one.zone for one in there if one.number in kept)
-        short = sum(one.is_granted for one in there) < target
+        # On-demand replicas that stand in for a spot replica, or for a spare, cost more than another launch.
+        stand_in = sum(one.is_ready for one in others) > min(self.base, target)
+        short = stand_in or sum(one.is_granted for one in there) < target
         waiting = self._waiting(state, observation, short=short)
         hazards = self.estimates.hazards(known, observation.now_s)
         zones = self.estimates.zones
@@ -174,8 +181,9 @@ class SpotHedgePlus:
     def _waiting(self, state: PolicyState, observation: Observation, *, short: bool) -> frozenset[str]:
         """Returns the zones in which no launch is tried now.
 
-        The pause of a zone that held replicas when it refused is long: it is full. That of another zone is not doubled
-        while spot replicas are missing, because the zone may have recovered.
+        While no spot replica is missing, the pause of a zone that held replicas when it refused is long: it is full.
+        While spot replicas are missing, or on-demand replicas stand in for them, it is at most `short_retry_s`, and
+        that of another zone is not doubled, because the zone may have recovered.
         """
         counts = dict(state.refusals)
 
@@ -184,7 +192,7 @@ class SpotHedgePlus:
                 return 0.0
             first_s, longest_s = self.retry_s, self.longest_retry_s
             if record.room:
-                first_s, longest_s = self.longest_retry_s, self.full_retry_s
+                first_s, longest_s = (first_s, self.short_retry_s) if short else (longest_s, self.full_retry_s)
             # 2 ** 20 is above any useful limit, and keeps the number finite.
             return min(longest_s, first_s * 2.0 ** min(20, count - 1))
 
@@ -246,8 +254,8 @@ class SpotHedgePlus:
     ) -> list[Action]:
         """Returns the ends of replicas beyond the plan, except `kept`.
 
-        A ready replica is ended if as many others as the plan has are ready, and a spot replica only if no launch of
-        the plan is without an answer: a launch may be refused, and the replica would have to be launched again. A spot
+        A ready replica is ended if as many others as the plan has are ready, and no launch of a spot replica in the
+        plan is without an answer: it may be refused, and the ended replica would have to be launched again. A spot
         replica that is not ready is ended at once, and an on-demand replica that starts is ended if enough spot
         replicas were granted since. Replicas beyond the limits of the policy are always ended.
         """
@@ -274,7 +282,7 @@ class SpotHedgePlus:
         for one in beyond:
             over = counts[one.is_spot] > limits[one.is_spot]
             if one.is_ready:
-                needless = one.number not in kept and ready > planned and not (one.is_spot and is_open)
+                needless = one.number not in kept and ready > planned and not is_open
             else:
                 needless = (
                     one.number not in kept if one.is_spot else self._comes_late(known, one, enough_s, answered=answered)

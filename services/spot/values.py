@@ -47,6 +47,13 @@ class PolicyState:
             until[zone] = now_s + pause_s
         return replace(self, retry_at_s=tuple(sorted(until.items())), refusals=tuple(sorted(counts.items())))
 
+    def paused(self, zones: Collection[str], until_s: float) -> "PolicyState":
+        """Returns the state in which these zones wait at least until `until_s`, without a refusal."""
+        until = dict(self.retry_at_s)
+        for zone in zones:
+            until[zone] = max(until_s, until.get(zone, until_s))
+        return replace(self, retry_at_s=tuple(sorted(until.items())))
+
     def granted(self, zones: Collection[str]) -> "PolicyState":
         """Returns the state in which the next refusal of these zones is the first one in a row."""
         return replace(self, refusals=tuple(one for one in self.refusals if one[0] not in zones))

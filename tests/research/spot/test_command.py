@@ -206,11 +206,11 @@ def test_the_frontier(folder: Path, capsys: Capture) -> None:
     """A sweep of the outage price: a row for each price, and one for each policy without it and for each optimum."""
     usual = ("--policy", "spothedge+", "--policy", "spothedge", "--policy", "on-demand")
     optimum = ("--optimum", "--optimum-availability", "90")
-    found = _document(folder, *usual, *optimum, "--sweep", "outage-price-s=0,3840,120000", "--report", "out.html")
+    found = _document(folder, *usual, *optimum, "--sweep", "outage-price-s=0,4800,120000", "--report", "out.html")
     table = capsys.readouterr().out.split("\n\n")[1].splitlines()
     (sweep,) = found["sweeps"]
     cases = sweep["cases"]
-    points = [("spothedge+", 0), ("spothedge+", 3840), ("spothedge+", 120000), ("spothedge", None), ("on-demand", None)]
+    points = [("spothedge+", 0), ("spothedge+", 4800), ("spothedge+", 120000), ("spothedge", None), ("on-demand", None)]
     assert [(one["policy"], one["value"]) for one in cases] == points
     assert "OUTAGE-PRICE-S" in table[0] and table[0].endswith("OVER OPTIMUM")
     for one, line in zip(cases, table[1:6], strict=True):
@@ -223,13 +223,13 @@ def test_the_frontier(folder: Path, capsys: Capture) -> None:
     assert [line.split("  ")[0] for line in table[6:8]] == ["optimum, by zone", "optimum, aggregate"]
     costs = [one["means"]["cost"]["mean"] for one in cases[:3]]
     assert costs[0] < costs[1] < costs[2]
-    usual_price = [one for one in cases if one["value"] in (3840, None)]
+    usual_price = [one for one in cases if one["value"] in (4800, None)]
     assert usual_price == [
         {"value": one["value"], **of} for one, of in zip(usual_price, found["policies"], strict=True)
     ]
     page = (folder / "out.html").read_text()
     (chart,) = (one for one in page.split("<figure>") if "Availability and cost by outage-price-s" in one)
-    assert all(f">{value}</text>" in chart for value in ("0", "3840", "120000", "optimum"))
+    assert all(f">{value}</text>" in chart for value in ("0", "4800", "120000", "optimum"))
 
 
 @pytest.mark.long
