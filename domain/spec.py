@@ -191,7 +191,7 @@ class ArraySpec(_Frozen):
     """Values of parameters whose combinations are left out."""
     entries: tuple[dict[str, str], ...] = ()
     """In place of a matrix: the parameters of each index, from 0. A single entry is that of all indexes: the row of an
-    element has only its own, because a list can be long."""
+    element has only its own, because a list or a matrix can be long."""
     runners: RunnersSpec | None = None
     """None: each element is placed as a workload of its own."""
 

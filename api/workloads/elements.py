@@ -56,8 +56,9 @@ def waiting_element(session: Session, caller: Caller, array: str, index: int, *,
         if waits:
             take_element(session, array, position, index)
         return session.get(Workload, element_id(array, index), with_for_update=True)
-    entries = (parameters(spec.array, index),) if spec.array.entries else ()
-    changed = {"ranges": ((index, index, 1),), "throttle": None, "entries": entries}
+    changed: dict[str, Any] = {"ranges": ((index, index, 1),), "throttle": None}
+    if spec.array.entries or (spec.array.matrix and not spec.array.exclude):  # As `parameters_of` of Postgres.
+        changed |= {"entries": (parameters(spec.array, index),), "matrix": {}}
     own = spec.array.model_copy(update=changed)
     row = _unplaced(head, spec.model_copy(update={"array": own}), index, waits=waits)
     if blocker is not None and (waits or blocker.code is ReasonCode.DEPENDENCY_NEVER):

@@ -345,7 +345,7 @@ step=$(cat $own/step.$RANK 2>/dev/null || echo 0)
 trap 'echo $step > $own/step.$RANK; exit 75' TERM
 echo "from $step"
 if [ $RANK = 0 ]; then
-    echo "rank 0" | nc -l -p $MASTER_PORT
+    { echo "rank 0"; sleep 0.5; } | nc -l -p $MASTER_PORT  # The other nc ends when this one's input ends.
 else
     until echo "rank 1" | nc $MASTER_ADDR $MASTER_PORT 2>/dev/null; do sleep 0.1; done
 fi

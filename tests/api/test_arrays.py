@@ -60,7 +60,7 @@ async def test_an_element_can_be_shown_before_it_has_a_row(world: ApiWorld) -> N
     array = await _submit(world, {"matrix": {"seed": ["b", "a"], "lr": [0.1, 1]}})
     shown = await get(world, f"/v1/workloads/{array}-2")
     assert shown["element"] == {"array": array, "index": 2, "parameters": {"lr": "0.1", "seed": "a"}}
-    assert [*shown["spec"]["array"]["matrix"]] == ["seed", "lr"]
+    assert [*(await get(world, f"/v1/workloads/{array}"))["spec"]["array"]["matrix"]] == ["seed", "lr"]
     assert (shown["phase"], shown["array"], shown["attempt"]) == ("pending", None, 0)
     assert (await get(world, f"/v1/workloads/{array}-2/why"))["phase"] == "pending"
     assert (await get(world, f"/v1/workloads/{array}-2/attempts"))["items"] == []
@@ -73,11 +73,12 @@ async def test_an_element_can_be_shown_before_it_has_a_row(world: ApiWorld) -> N
     assert _rows(world) == 1
 
 
-async def test_an_element_has_its_own_entry_of_a_list(world: ApiWorld) -> None:
+@pytest.mark.parametrize("whole", [{"list": [{"lr": "0.1", "seed": str(n)} for n in range(1000)]},
+                                   {"matrix": {"lr": ["0.1"], "seed": [str(n) for n in range(1000)]}}])  # fmt: skip
+async def test_an_element_has_only_its_own_parameters(world: ApiWorld, whole: dict[str, Any]) -> None:
     """Before and after it has a row; its document can be submitted again, for its index or for others."""
-    entries = [{"lr": 0.1, "seed": n} for n in range(1000)]
     jobs = [{"name": "main", "run": ["train", "{{ lr }}", "{{ seed }}"]}]
-    array = await _submit(world, {"list": entries}, jobs=jobs)
+    array = await _submit(world, whole, jobs=jobs)
     own = {"indexes": "7", "list": [{"lr": "0.1", "seed": "7"}]}
     for taken in ((), (7,)):
         _take(world, array, *taken)
@@ -87,9 +88,24 @@ async def test_an_element_has_its_own_entry_of_a_list(world: ApiWorld) -> None:
     for document_, index in ((own, 7), (own | {"indexes": "0-9"}, 9), ({"list": own["list"]}, 0)):
         again = await _submit(world, document_, jobs=jobs)
         assert (await get(world, f"/v1/workloads/{again}-{index}"))["element"]["parameters"] == own["list"][0]
-    whole = (await get(world, f"/v1/workloads/{array}"))["spec"]["array"]
-    assert whole == {"indexes": "0-999", "list": [{"lr": "0.1", "seed": str(n)} for n in range(1000)]}
-    assert (await get(world, f"/v1/workloads/{await _submit(world, whole)}"))["spec"]["array"] == whole
+    shown = (await get(world, f"/v1/workloads/{array}"))["spec"]["array"]
+    assert shown == whole | {"indexes": "0-999"}
+    assert (await get(world, f"/v1/workloads/{await _submit(world, shown)}"))["spec"]["array"] == shown
+
+
+@pytest.mark.parametrize("exclude", [[], [{"a": "2", "c": "y"}]])
+async def test_rows_of_elements_have_the_parameters_of_their_index(world: ApiWorld, exclude: list[Any]) -> None:
+    """Of a matrix of three parameters, with combinations left out or not, as before they have rows."""
+    matrix = {"bb": ["1", "2"], "a": ["1", "2", "3"], "c": ["x", "y"]}
+    array = await _submit(world, {"matrix": matrix, "exclude": exclude})
+    indexes = range(12 - 2 * len(exclude))
+
+    async def found() -> list[Any]:
+        return [(await get(world, f"/v1/workloads/{array}-{index}"))["element"]["parameters"] for index in indexes]
+
+    before = await found()
+    _take(world, array, *indexes)
+    assert await found() == before and before[1] == {"bb": "1", "a": "1", "c": "y"}
 
 
 @pytest.mark.parametrize("parameters", [{"list": [{"p": "x" * 100 + str(k)} for k in range(1000)]},

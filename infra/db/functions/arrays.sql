@@ -105,16 +105,42 @@ create function array_window(a workload_array, most bigint) returns text languag
             where free = 0 or not avoids and not exists (select from admitted where admitted.id = queued.id)))::text
 $$;
 
+-- Returns the parameters of an element of an array: an object; null if it has none, or if combinations of its matrix are
+-- left out, whose numbers only `domain.array_elements` knows. The last parameter of a matrix changes fastest.
+create function parameters_of(declared jsonb, index bigint) returns jsonb language plpgsql immutable strict as $$
+declare
+    entries jsonb = coalesce(declared -> 'entries', '[]');
+    matrix jsonb = coalesce(declared -> 'matrix', '[]');
+    options jsonb;
+    found jsonb = '{}';
+begin
+    if jsonb_array_length(entries) > 0 then
+        return entries -> (case when jsonb_array_length(entries) = 1 then 0 else index end)::int;
+    end if;
+    if jsonb_array_length(matrix) = 0 or jsonb_array_length(coalesce(declared -> 'exclude', '[]')) > 0 then
+        return null;
+    end if;
+    for place in reverse jsonb_array_length(matrix) - 1 .. 0 loop
+        options = matrix -> place -> 1;
+        found = found || jsonb_build_object(matrix -> place ->> 0, options -> (index % jsonb_array_length(options))::int);
+        index = index / jsonb_array_length(options);
+    end loop;
+    return found;
+end $$;
+
 -- Inserts the rows of waiting elements, with their first event, and removes them from those that wait. Where the index
 -- is null, inserts the row of a runner, whose position is its number. The caller has locked the head.
 --
 -- An element has the age of its array. The microseconds keep the order of the elements in the queue. An element that is
--- run by runners is leased by one of them, and has no event before its end. Of a list of parameters it gets its own
--- entry; materialized expressions read the list, which may be long, once.
+-- run by runners is leased by one of them, and has no event before its end. Of a list or a matrix of parameters it gets
+-- its own, because they may be long; materialized expressions read them once.
 create function take_elements(head text, positions bigint[], indexes bigint[]) returns void language sql as $$
     with listed as materialized (
-        select coalesce(spec #> '{array,entries}', '[]') as entries, spec #- '{array,entries}' as others
+        select spec -> 'array' as declared, spec #- '{array,entries}' #- '{array,matrix}' as others
         from workload where id = head
+    ), own as materialized (
+        select e.position, e.index, parameters_of(declared, e.index) as parameters
+        from listed, unnest(positions, indexes) as e (position, index)
     )
     insert into workload (
         id, tenant, name, labels, spec, reason, level, held_by, held_at, unheld_at, paused_s, submitted_at,
@@ -122,14 +148,14 @@ create function take_elements(head text, positions bigint[], indexes bigint[]) r
     select h.id || '-' || coalesce(e.index::text, 'r' || e.position), h.tenant, h.name, h.labels,
            jsonb_set(l.others, '{array}', (l.others -> 'array') || jsonb_build_object(
                'throttle', null, 'ranges', case when e.index is null then '[]'
-                   else jsonb_build_array(jsonb_build_array(e.index, e.index, 1)) end,
-               'entries', case when e.index is null or jsonb_array_length(l.entries) < 2 then l.entries
-                   else jsonb_build_array(l.entries -> e.index::int) end)),
+                   else jsonb_build_array(jsonb_build_array(e.index, e.index, 1)) end)
+               || case when e.parameters is null
+                   then jsonb_build_object('entries', l.declared -> 'entries', 'matrix', l.declared -> 'matrix')
+                   else jsonb_build_object('entries', jsonb_build_array(e.parameters), 'matrix', '[]'::jsonb) end),
            h.reason, h.level, h.held_by, h.held_at, h.unheld_at, h.paused_s,
            h.submitted_at + e.position * interval '1 microsecond', h.submitted_by, h.id, e.index,
            case when e.index is not null and a.runners is not null then '' end
-    from workload as h join workload_array as a using (id), listed as l,
-         unnest(positions, indexes) as e (position, index)
+    from workload as h join workload_array as a using (id), listed as l, own as e
     where h.id = head;
 
     insert into event (kind, tenant, workload, attempt, reason, detail, dedup)

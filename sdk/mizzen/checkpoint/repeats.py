@@ -24,7 +24,6 @@ _RANGES = ("range", "trange")
 _PASSING = ("enumerate", "tqdm", "zip", "islice", "iter")
 """Functions that yield items of an iterable."""
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
 
 PLAIN = "loader = ResumableLoader(loader) of mizzen.integrations.torch, and checkpointer.track(loader=loader)"
 ENDLESS = (
@@ -69,8 +68,9 @@ def told(restored: loops.Stack, values: Values) -> str | None:
 
 def _frames(before: dict[Any, int]) -> Iterator[FrameType]:
     """Yield the frames of the script, without those of libraries, up to the one that called `restore`."""
+    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
     for frame in loops.frames():
-        if frame.f_code.co_filename.startswith(_LIBRARIES):
+        if frame.f_code.co_filename.startswith(libraries):
             return
         yield frame
         if frame.f_code in before:
