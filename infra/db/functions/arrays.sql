@@ -105,13 +105,14 @@ create function array_window(a workload_array, most bigint) returns text languag
             where free = 0 or not avoids and not exists (select from admitted where admitted.id = queued.id)))::text
 $$;
 
--- Returns the parameters of an element of an array: an object; null if it has none, or if combinations of its matrix are
--- left out, whose numbers only `domain.array_elements` knows. The last parameter of a matrix changes fastest.
+-- Returns the parameters of an element of an array: an object; null if it has none, or if combinations of its matrix
+-- are left out, whose numbers only `domain.array_elements` knows. The last parameter of a matrix changes fastest.
 create function parameters_of(declared jsonb, index bigint) returns jsonb language plpgsql immutable strict as $$
 declare
     entries jsonb = coalesce(declared -> 'entries', '[]');
     matrix jsonb = coalesce(declared -> 'matrix', '[]');
     options jsonb;
+    number int;
     found jsonb = '{}';
 begin
     if jsonb_array_length(entries) > 0 then
@@ -122,8 +123,9 @@ begin
     end if;
     for place in reverse jsonb_array_length(matrix) - 1 .. 0 loop
         options = matrix -> place -> 1;
-        found = found || jsonb_build_object(matrix -> place ->> 0, options -> (index % jsonb_array_length(options))::int);
-        index = index / jsonb_array_length(options);
+        number = jsonb_array_length(options);
+        found = found || jsonb_build_object(matrix -> place ->> 0, options -> (index % number)::int);
+        index = index / number;
     end loop;
     return found;
 end $$;
