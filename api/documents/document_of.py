@@ -96,5 +96,5 @@ def _changed(value: CheckpointSpec | LimitsSpec, default: CheckpointSpec | Limit
 
 
 def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    """Returns the fields without those that are null, an empty mapping or an empty list."""
+    """Returns the fields that have a value: not null, and neither an empty mapping nor an empty list."""
     return {name: value for name, value in fields.items() if value is not None and value not in ({}, [], ())}

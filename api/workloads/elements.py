@@ -57,7 +57,7 @@ def waiting_element(session: Session, caller: Caller, array: str, index: int, *,
             take_element(session, array, position, index)
         return session.get(Workload, element_id(array, index), with_for_update=True)
     changed: dict[str, Any] = {"ranges": ((index, index, 1),), "throttle": None}
-    if spec.array.entries or (spec.array.matrix and not spec.array.exclude):  # As `parameters_of` of Postgres.
+    if spec.array.entries or (spec.array.matrix and not spec.array.exclude):  # As `take_elements` of Postgres.
         changed |= {"entries": (parameters(spec.array, index),), "matrix": {}}
     own = spec.array.model_copy(update=changed)
     row = _unplaced(head, spec.model_copy(update={"array": own}), index, waits=waits)

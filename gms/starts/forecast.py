@@ -58,7 +58,8 @@ class HeldAmount:
     array: str | None = None
     """The array whose throttle counts it, if it is an element of one."""
     on: tuple[tuple[int, int], ...] | None = None
-    """(machine, GPUs), if its pool consists of machines; those that others cannot get are not included."""
+    """The GPUs that it holds on each machine, as (machine, GPUs); None: its pool has no machines. GPUs on machines
+    that are closed to new workloads are not included, because nobody gets them at its end."""
 
 
 @dataclass(frozen=True)

@@ -105,22 +105,13 @@ create function array_window(a workload_array, most bigint) returns text languag
             where free = 0 or not avoids and not exists (select from admitted where admitted.id = queued.id)))::text
 $$;
 
--- Returns the parameters of an element of an array: an object; null if it has none, or if combinations of its matrix
--- are left out, whose numbers only `domain.array_elements` knows. The last parameter of a matrix changes fastest.
-create function parameters_of(declared jsonb, index bigint) returns jsonb language plpgsql immutable strict as $$
+-- Returns the combination of a matrix with an index, as an object. The last parameter changes fastest.
+create function combination(matrix jsonb, index bigint) returns jsonb language plpgsql immutable strict as $$
 declare
-    entries jsonb = coalesce(declared -> 'entries', '[]');
-    matrix jsonb = coalesce(declared -> 'matrix', '[]');
     options jsonb;
     number int;
     found jsonb = '{}';
 begin
-    if jsonb_array_length(entries) > 0 then
-        return entries -> (case when jsonb_array_length(entries) = 1 then 0 else index end)::int;
-    end if;
-    if jsonb_array_length(matrix) = 0 or jsonb_array_length(coalesce(declared -> 'exclude', '[]')) > 0 then
-        return null;
-    end if;
     for place in reverse jsonb_array_length(matrix) - 1 .. 0 loop
         options = matrix -> place -> 1;
         number = jsonb_array_length(options);
@@ -135,13 +126,20 @@ end $$;
 --
 -- An element has the age of its array. The microseconds keep the order of the elements in the queue. An element that is
 -- run by runners is leased by one of them, and has no event before its end. Of a list or a matrix of parameters it gets
--- its own, because they may be long; materialized expressions read them once.
+-- its own, because they may be long; materialized expressions read them once. If combinations are left out, it has the
+-- matrix: only `domain.array_elements` numbers the others.
 create function take_elements(head text, positions bigint[], indexes bigint[]) returns void language sql as $$
     with listed as materialized (
-        select spec -> 'array' as declared, spec #- '{array,entries}' #- '{array,matrix}' as others
+        select coalesce(spec #> '{array,entries}', '[]') as entries, coalesce(spec #> '{array,matrix}', '[]') as matrix,
+               coalesce(spec #> '{array,exclude}', '[]') as exclude,
+               spec #- '{array,entries}' #- '{array,matrix}' as others
         from workload where id = head
     ), own as materialized (
-        select e.position, e.index, parameters_of(declared, e.index) as parameters
+        select e.position, e.index, case
+            when jsonb_array_length(entries) = 1 then case when e.index is not null then entries -> 0 end
+            when jsonb_array_length(entries) > 1 then entries -> e.index::int
+            when jsonb_array_length(matrix) > 0 and jsonb_array_length(exclude) = 0 then combination(matrix, e.index)
+            end as parameters
         from listed, unnest(positions, indexes) as e (position, index)
     )
     insert into workload (
@@ -152,7 +150,7 @@ create function take_elements(head text, positions bigint[], indexes bigint[]) r
                'throttle', null, 'ranges', case when e.index is null then '[]'
                    else jsonb_build_array(jsonb_build_array(e.index, e.index, 1)) end)
                || case when e.parameters is null
-                   then jsonb_build_object('entries', l.declared -> 'entries', 'matrix', l.declared -> 'matrix')
+                   then jsonb_build_object('entries', l.entries, 'matrix', l.matrix)
                    else jsonb_build_object('entries', jsonb_build_array(e.parameters), 'matrix', '[]'::jsonb) end),
            h.reason, h.level, h.held_by, h.held_at, h.unheld_at, h.paused_s,
            h.submitted_at + e.position * interval '1 microsecond', h.submitted_by, h.id, e.index,

@@ -82,7 +82,7 @@ class _Flow:
         return after
 
     def reads(self, node: ast.AST, defined: set[str]) -> set[str]:
-        """Note the names that an expression reads. Return those that are assigned after it."""
+        """Add the names that a node reads outside `defined`. Return `defined` with the names that it assigns."""
         inner = [names_in(one.target, ast.Store) for one in ast.walk(node) if isinstance(one, ast.comprehension)]
         self.read |= names_in(node) - defined - set[str]().union(*inner)
         return defined | names_in(node, ast.Store)
@@ -103,7 +103,7 @@ class Uses:
     """What happens to the values of some names in a function."""
 
     names: set[str]
-    """The names, and those that are computed from them."""
+    """The names whose values are followed, and the variables that were computed from them."""
     is_known: Callable[[ast.AST], bool]
     """Whether an expression depends on the restored state."""
     is_aligned: Callable[[ast.If], bool] = lambda _: False
@@ -177,7 +177,7 @@ class Uses:
             stored = names_in(target, ast.Store)
             if found is None:
                 if not isinstance(one, ast.AugAssign):
-                    self.names -= stored  # It begins anew.
+                    self.names -= stored  # Its new value does not depend on the old one.
             elif stored:
                 self._derive(stored, found)
             elif self.is_known(target):

@@ -10,7 +10,6 @@ from mizzen.cadence import Cadence
 from mizzen.checkpoint import loops
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
-from mizzen.checkpoint.lost_positions import warn_of_lost_position
 from mizzen.checkpoint.module_layout import ModuleLayout
 from mizzen.checkpoint.place import CheckpointSettings, Gang, Place, place_of
 from mizzen.checkpoint.presync import Unsent
@@ -18,6 +17,7 @@ from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.save_failures import StepStatus
 from mizzen.checkpoint.state_saver import OWN_PARTS, StateSaver, whole_step
+from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.objects import checksums
@@ -222,7 +222,9 @@ class Checkpointer(StateSaver):
         if action is StepAction.FLUSH and self._saving.holds(step):
             self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
-            if self._saved_step is None:
+            if self._saved_step is None and loaded("torch.utils.data.dataloader") is not None:
+                from mizzen.checkpoint.lost_positions import warn_of_lost_position  # It parses scripts.
+
                 warn_of_lost_position([*self._tracked.objects, self.progress], self._restored, stacklevel=2)
             if action is StepAction.SAVE:
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)

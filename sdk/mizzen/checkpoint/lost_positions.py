@@ -29,8 +29,6 @@ def warn_of_lost_position(tracked: Collection[Any], restored: loops.Stack, stack
         restored: the functions that were running when the script called `restore`.
         stacklevel: as in `warnings.warn`.
     """
-    if loaded("torch.utils.data.dataloader") is None:
-        return
     try:
         found = repeats.told(restored, _values(tracked))
     except Exception:  # Attributes of the script's objects may raise anything: a warning must not end the training.

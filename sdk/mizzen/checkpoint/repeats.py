@@ -92,7 +92,8 @@ class _Place:
         found = [one for one in around if isinstance(one, ast.For | ast.While) and not _repeats(one, restored_at)]
         first = self.body[0].lineno if self.body else 0
         self.loops = sorted((one for one in found if one.lineno >= first), key=lambda one: -one.lineno)
-        """The loops around the line, the innermost first, without those that repeat the restore."""
+        """The loops that contain the line, the innermost first. A loop that also contains the call of `restore` is left
+        out: each of its passes restores."""
         self.loaders = {name for name, value in self.names.items() if values.is_loader(value)}
         self._known = {name for name, value in self.names.items() if values.is_position(value)} | self.loaders
         self._attributes = set(_RESTORING)
