@@ -194,12 +194,16 @@ class _Place:
         pairs = zip(passed, values, strict=True)
         unknown = any(isinstance(one, ast.Name | ast.Attribute) and value is None for one, value in pairs)
         is_new = is_range or (is_inner and not any(_is_opaque(value) for value in values))
-        if tracked or unknown or not is_new or self._is_key(loop):
+        if tracked or unknown or not is_new or self._is_key(loop) or any(map(self._is_given, passed)):
             return None
         return (
             f"line {loop.lineno}: this loop would begin again after a restart. Begin it at the restored position, as "
             "in for epoch in range(loader.epoch, epochs), or for step in range(checkpointer.restore(), steps)"
         )
+
+    def _is_given(self, node: ast.expr) -> bool:
+        """Return whether a function gets a restored value: it may begin there, in ways that cannot be followed."""
+        return isinstance(node, ast.Call) and any(map(self.is_known, [*node.args, *(one.value for one in node.keywords)]))
 
     def _is_limited(self, loop: ast.For, passed: list[ast.expr]) -> bool:
         """Return whether a loop takes a fixed number of batches, by `islice` or a range beside the loader."""

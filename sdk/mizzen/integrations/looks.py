@@ -56,7 +56,7 @@ class Looks:
         self.trains_within = False
         """Whether the training has trained within an iteration, not only on the first batch of ended ones."""
         self._restored = loops.stack()
-        self._stack: loops.Stack = []
+        self._stack: loops.Stack | None = None
         self._line = line
         self._new: list[loops.Stack] | None = None if looks else []
         self._saved = looks
@@ -69,8 +69,8 @@ class Looks:
 
     @property
     def line(self) -> str:
-        """The lines that the script executed when it began the last iteration."""
-        return loops.text(self._stack, self._restored)
+        """The lines that the script executed when it began the last iteration, also if that was before a restart."""
+        return self._line if self._stack is None else loops.text(self._stack, self._restored)
 
     def saved(self, is_within: bool) -> SavedLooks:
         """Return the looks that a restart will repeat. `is_within`: an iteration is going on."""
@@ -88,7 +88,7 @@ class Looks:
     def undo(self) -> None:
         """If the last iteration was a look, go back to the place before it."""
         if self._is_look():
-            if self._new is not None and not self.is_repeated and self.has_trained() is False:
+            if self._new is not None and self._stack and not self.is_repeated and self.has_trained() is False:
                 self._new.append(self._stack)
             self._go_to(self.before)
         self.before, self.is_repeated = None, False
