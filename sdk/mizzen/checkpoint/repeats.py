@@ -203,7 +203,7 @@ class _Place:
 
     def _is_given(self, node: ast.expr) -> bool:
         """Return whether a function gets a restored value: it may begin there, in ways that cannot be followed."""
-        return isinstance(node, ast.Call) and any(map(self.is_known, [*node.args, *(one.value for one in node.keywords)]))
+        return isinstance(node, ast.Call) and any(map(self.is_known, (*node.args, *node.keywords)))
 
     def _is_limited(self, loop: ast.For, passed: list[ast.expr]) -> bool:
         """Return whether a loop takes a fixed number of batches, by `islice` or a range beside the loader."""
