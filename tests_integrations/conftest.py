@@ -3,7 +3,9 @@
 import os
 
 # One thread: sums are the same on every machine, and two ranks fit on two cores.
-os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false", CUDA_VISIBLE_DEVICES="")
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+# GPUs only where they are asked for, as in `make test-gpu`.
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 import pytest
 

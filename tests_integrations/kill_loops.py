@@ -28,6 +28,8 @@ from tests_integrations.scripts import TOUCHES, Aim, Ended, run, run_gang
 
 FOLDER = Path(__file__).parent / "trainings"
 TRAININGS = ("cnn", "gpt", "transformers_trainer", "lightning_swa", "ddp")
+ON_GPU = ("gpu",)
+"""Trainings that need a GPU."""
 EXACT = tuple(sorted(path.stem for path in (Path(__file__).parent / "exact").glob("*_*.py") if path.stem[0] != "_"))
 RESULTS = ("result.json", "result.1.json", "model.pt")
 
@@ -45,7 +47,7 @@ class KillOutcome:
 
 
 def _go(name: str, folder: Path, aim: Aim | None, rng: random.Random) -> Ended:
-    script = (FOLDER if name in TRAININGS else FOLDER.parent / "exact") / f"{name}.py"
+    script = (FOLDER if name in TRAININGS + ON_GPU else FOLDER.parent / "exact") / f"{name}.py"
     told = {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
     ranks = 2 if name.startswith("ddp") else 1
     if ranks == 1:
@@ -103,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20, help="number of kills of each training (default: 20)")
     parser.add_argument(
-        "--training", choices=(*TRAININGS, "exact", *EXACT), action="append",
+        "--training", choices=(*TRAININGS, *ON_GPU, "exact", *EXACT), action="append",
         help="run only this training (repeatable); exact: the 44 of that folder; default: the five long ones",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)

@@ -10,6 +10,7 @@ from mizzen.cadence import Cadence
 from mizzen.checkpoint import loops
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
+from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.module_layout import ModuleLayout
 from mizzen.checkpoint.place import CheckpointSettings, Gang, Place, place_of
 from mizzen.checkpoint.presync import Unsent
@@ -113,7 +114,8 @@ class Checkpointer(StateSaver):
             stores, place.attempt, alone, place.retention, algorithm, chosen.shard_timeout_s,
             commits=writer, start_over=chosen.start_over,
         )  # fmt: skip
-        super().__init__(roots, cadence, place.limits, writer=writer)
+        encoder = Encoder(chosen.pinned_bytes, chosen.gpu_copy_bytes)
+        super().__init__(roots, cadence, place.limits, encoder, writer=writer)
         self._reader = Reader(
             alone.rank, alone.world_size, chosen.trusted, chosen.other_world, chosen.start_over, chosen.agree
         )

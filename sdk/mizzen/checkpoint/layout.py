@@ -14,6 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from mizzen.checkpoint import parts, tensorfile, trees
+from mizzen.checkpoint.gpu_copies import DEFAULT_PINNED_BYTES, GpuCopies
 from mizzen.checkpoint.tensors import SMALL_BYTES, Stored, live_memory, loaded
 from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
@@ -29,15 +30,23 @@ _FIRST_PIECES = 2
 class Encoder:
     """Encodes the parts of a state at every save. The chunks of a save are valid only until the next save begins."""
 
-    def __init__(self) -> None:
+    def __init__(self, pinned_bytes: int = DEFAULT_PINNED_BYTES, gpu_copy_bytes: int | None = None) -> None:
+        """Set the limits of copies of tensors on GPUs; see `CheckpointSettings`."""
         self._layouts: dict[str, _Layout] = {}
+        self._gpu = GpuCopies(pinned_bytes, gpu_copy_bytes)
 
-    def encode(self, name: str, value: Any) -> tuple[str, list[Chunk]]:
-        """Encode a part as `parts.encode` does.
+    def encode(self, state: Mapping[str, Any], *, later: bool = False) -> dict[str, tuple[str, list[Chunk]]]:
+        """Encode each part as `parts.encode` does.
+
+        `later`: the chunks with tensors of GPUs are filled only by `finish`.
 
         Raises:
             StateError: see `parts.encode`.
         """
+        self._gpu.begin(later)
+        return {name: self._encoded(name, value) for name, value in state.items()}
+
+    def _encoded(self, name: str, value: Any) -> tuple[str, list[Chunk]]:
         layout = self._layouts.pop(name, None)
         with _no_collection():
             again = layout.encode(name, value) if layout is not None else None
@@ -45,17 +54,31 @@ class Encoder:
             self._layouts[name] = layout
             return parts.TENSORS, again
         flat: list[trees.Flat] = []
-        encoded = parts.encode(name, value, flat.append)
+        encoded = parts.encode(name, value, flat.append, self._gpu.take)
         if flat and len(flat[0].tensors) >= _LEAST and all(tensor.plain for tensor in flat[0].tensors.values()):
             self._layouts[name] = _Layout(flat[0])
         return encoded
 
+    def finish(self) -> None:
+        """Fill the chunks that `encode` has left for later. May run in another thread, while the training continues.
+
+        Raises:
+            RuntimeError: a GPU reports an error.
+        """
+        self._gpu.finish()
+
+    def drop(self) -> None:
+        """Free the memory on GPUs that `finish` would copy, because the save has failed."""
+        self._gpu.begin(later=False)
+
     def owns(self, chunk: Chunk) -> bool:
-        """Return whether a chunk is already a copy, which stays valid until the next save."""
+        """Return whether a chunk is already a copy, or will be one, which stays valid until the next save."""
         if isinstance(chunk, bytes):
             return True
         block = memoryview(chunk).obj
-        return any(block is mine for layout in self._layouts.values() for mine in layout.blocks)
+        return self._gpu.owns(block) or any(
+            block is mine for layout in self._layouts.values() for mine in layout.blocks
+        )
 
 
 _Form = tuple[list[Any], list[Any], list[int], list[Any]]

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import or_
 from typing import Any
 
 from mizzen.checkpoint import parts, tensorfile, trees
@@ -52,7 +53,8 @@ class ModuleLayout:
                 ctypes.memmove(pointer, start + low, size_bytes)
             elif size_bytes:
                 source = torch.frombuffer(content[low : low + size_bytes], dtype=torch.uint8)
-                tensor.copy_(source.view(tensor.dtype).view(tensor.shape))
+                # Detached: torch refuses a copy into a parameter that requires a gradient.
+                tensor.detach().copy_(source.view(tensor.dtype).view(tensor.shape))
             low += size_bytes
 
 
@@ -94,7 +96,8 @@ def quick_layout(part: str, module: Any, state: Any) -> ModuleLayout | None:
             return None
     except RuntimeError:  # A tensor has no memory of its own, for example because it is sparse.
         return None
-    if not all(map(kind.is_cpu.__get__, values)) or _overlap(values):
+    on_cpu, on_gpu = map(kind.is_cpu.__get__, values), map(kind.is_cuda.__get__, values)
+    if not all(map(or_, on_cpu, on_gpu)) or _overlap(values):
         return None
     tree = ",".join([f'"{key}":{{"$torch":"{key}"}}' for key in keys])
     versions = getattr(state, "_metadata", None)

@@ -14,7 +14,7 @@ therefore live memory: they must be written or copied before the training contin
 
 import mmap
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,10 +46,15 @@ def file_name(name: str, kind: str) -> str:
     return f"part-{name}.{_EXTENSIONS[kind]}"
 
 
-def encode(name: str, value: Any, walked: Callable[[trees.Flat], object] = lambda _: None) -> tuple[str, list[Chunk]]:
+def encode(
+    name: str,
+    value: Any,
+    walked: Callable[[trees.Flat], object] = lambda _: None,
+    copied: Callable[[Sequence[Any]], memoryview] | None = None,
+) -> tuple[str, list[Chunk]]:
     """Encode the part `name`; return its kind and its file content as chunks. Chunks may be views of live memory.
 
-    `walked` is called with the flattened tree of a part of kind `tensors`.
+    `walked` is called with the flattened tree of a part of kind `tensors`. `copied`: see `tensorfile.pack`.
 
     Raises:
         StateError: the value holds something that cannot be stored, a file cannot be read, or pickling fails.
@@ -71,7 +76,7 @@ def encode(name: str, value: Any, walked: Callable[[trees.Flat], object] = lambd
         return "json", [flat.text.encode()]
     walked(flat)
     torch = any(tensor.library == "torch" for tensor in flat.tensors.values())
-    return TENSORS, tensorfile.pack(metadata(flat.text, torch), flat.tensors)
+    return TENSORS, tensorfile.pack(metadata(flat.text, torch), flat.tensors, copied)
 
 
 def metadata(tree: str, torch: bool) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from mizzen.checkpoint.gpu_copies import DEFAULT_PINNED_BYTES, LEAST_PINNED_BYTES
 from mizzen.checkpoint.manifest import CheckpointId, Manifest
 from mizzen.checkpoint.save_failures import DEFAULT_MAX_FAILING_S, Limits
 from mizzen.environment import TaskEnvironment
@@ -50,6 +51,17 @@ class CheckpointSettings:
     while there is no checkpoint. The environment can set another default."""
     max_failures: int | None = None
     """How many saves in a row may fail before that; by default not limited. The environment can set another default."""
+    pinned_bytes: int = DEFAULT_PINNED_BYTES
+    """Pinned memory through which tensors of a GPU are copied to the host, at most; at least 1 MiB."""
+    gpu_copy_bytes: int | None = None
+    """Memory on each GPU for the copy of the state that a background save makes there, so that the training can go on
+    at once. By default what the training has never needed. The rest of the state is copied to the host first."""
+
+    def __post_init__(self) -> None:
+        if self.pinned_bytes < LEAST_PINNED_BYTES:
+            raise ValueError(f"pinned_bytes={self.pinned_bytes}: must be at least {LEAST_PINNED_BYTES}")
+        if self.gpu_copy_bytes is not None and self.gpu_copy_bytes < 0:
+            raise ValueError(f"gpu_copy_bytes={self.gpu_copy_bytes}: must be 0 or more")
 
 
 @dataclass(frozen=True)

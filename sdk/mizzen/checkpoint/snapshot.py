@@ -3,6 +3,7 @@
 import ctypes
 import mmap
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
@@ -32,7 +33,7 @@ class Snapshot:
         )
         if need > len(self._memory):
             # Allocate new memory instead of resizing: views of the old memory may still be in use.
-            self._memory = memoryview(mmap.mmap(-1, need + need // 16, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+            self._memory = anonymous(need + need // 16)
         taken: dict[str, tuple[str, list[Chunk]]] = {}
         large: list[tuple[memoryview, memoryview]] = []
         used = 0
@@ -56,7 +57,7 @@ class Snapshot:
             taken[name] = (kind, copies)
         if large:
             with Workers(_COPIES) as workers:
-                for done in [workers.submit(_copy, pair) for pair in large]:
+                for done in [workers.submit(move, *pair) for pair in large]:
                     done.result()
         return taken
 
@@ -65,11 +66,15 @@ def _aligned(size_bytes: int) -> int:
     return -(-size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
 
 
-def _copy(pair: tuple[memoryview, memoryview]) -> None:
-    """Copy without holding the GIL, which a slice assignment would hold."""
-    target, source = pair
-    ctypes.memmove(
-        ctypes.addressof(ctypes.c_char.from_buffer(target)),
-        ctypes.addressof(ctypes.c_char.from_buffer(source)),
-        len(source),
-    )
+def anonymous(size_bytes: int) -> memoryview:
+    """Return new memory, in huge pages where the system has them: then its first use takes a third of the time."""
+    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(memory)
+
+
+def move(target: memoryview, source: memoryview) -> None:
+    """Copy memory without holding the GIL, which a slice assignment would hold. Both must be writable."""
+    to, of = (ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (target, source))
+    ctypes.memmove(to, of, len(source))

@@ -53,14 +53,14 @@ def _tell(saving: BackgroundSave) -> None:
 class StateSaver:
     """Saves the states of one process to its roots."""
 
-    def __init__(self, roots: Roots, cadence: Cadence, limits: Limits, *, writer: bool) -> None:
+    def __init__(self, roots: Roots, cadence: Cadence, limits: Limits, encoder: Encoder, *, writer: bool) -> None:
         """`writer`: whether this process saves; `limits`: how long and how often saves may fail in a row."""
         self.cadence = cadence
         """Decides when to save; `explain()` returns the reasons."""
         self.writer = writer
         """Whether this process saves: rank 0, or every rank if the checkpoint is sharded."""
         self._roots = roots
-        self._encoder = Encoder()
+        self._encoder = encoder
         self._snapshot = Snapshot()
         self._failures = Failures(limits, self.root)
         self._saving = BackgroundSave(self.not_saved)
@@ -215,9 +215,17 @@ class StateSaver:
         self._saving.wait_tolerating()
         self._roots.begin()
         began_s = time.monotonic()
-        encoded = self._snapshot.take(self._encoded(step, state), self._encoder.owns)
+        try:
+            encoded = self._snapshot.take(self._encoded(step, state, later=True), self._encoder.owns)
+        except BaseException:
+            self._encoder.drop()
+            raise
         held_s = time.monotonic() - began_s
         self.cadence.saved(step, held_s, writing=True)
+
+        def write() -> Manifest:
+            self._encoder.finish()
+            return self._roots.write(step, encoded, own)
 
         def ended(saving: Saving) -> None:
             if saving.manifest is None:
@@ -229,7 +237,7 @@ class StateSaver:
         if not self._tells_at_exit:
             self._tells_at_exit = True
             atexit.register(_tell, self._saving)
-        return self._saving.start(step, lambda: self._roots.write(step, encoded, own), ended)
+        return self._saving.start(step, write, ended)
 
     def wait(self) -> None:
         """Wait for the background save, if there is one.
@@ -249,14 +257,14 @@ class StateSaver:
         """Report a failed save; see `Failures.tolerate`."""
         return self._failures.tolerate(step, error, saved=self._saved_step is not None)
 
-    def _encoded(self, step: int, state: Mapping[str, Any]) -> Encoded:
+    def _encoded(self, step: int, state: Mapping[str, Any], *, later: bool = False) -> Encoded:
         if not self.writer:
             raise CheckpointError(f"{self.root}: this process does not save; only rank 0 does")
         if not state:
             raise StateError("state: has no parts; a checkpoint needs at least one")
         for name in state:
             check_part_name(name)
-        encoded = {name: self._encoder.encode(name, value) for name, value in state.items()}
+        encoded = self._encoder.encode(state, later=later)
         self._roots.claim_to_save()
         return encoded
 

@@ -10,8 +10,9 @@ The header is padded with spaces, so that the tensors begin at a multiple of 64 
 import json
 import math
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, TypeAlias
 
 from mizzen.checkpoint.tensors import SMALL_BYTES, WIDTHS, Stored
@@ -23,20 +24,35 @@ LENGTH = struct.Struct("<Q")
 _ALIGNED_BYTES = 64
 
 
-def pack(metadata: Mapping[str, str], tensors: Mapping[str, Stored]) -> list[Chunk]:
-    """Return the content of a file as chunks. A large tensor is a chunk without a copy; small tensors share a chunk."""
+def pack(
+    metadata: Mapping[str, str],
+    tensors: Mapping[str, Stored],
+    copied: Callable[[Sequence[Any]], memoryview] | None = None,
+) -> list[Chunk]:
+    """Return the content of a file as chunks. A large tensor is a chunk without a copy; small tensors share a chunk.
+
+    `copied` returns the memory for the content of consecutive tensors on GPUs (`GpuCopies.take`).
+    """
     order = in_order(tensors)
     chunks: list[Chunk] = []
+    for on_gpu, group in groupby(order, lambda item: copied is not None and item[1].on_gpu is not None):
+        if on_gpu and copied is not None:
+            chunks.append(copied([tensor.on_gpu for _, tensor in group]))
+        else:
+            chunks += _in_memory([tensor for _, tensor in group])
+    return [head(metadata, entries(order)), *chunks]
+
+
+def _in_memory(tensors: Sequence[Stored]) -> Iterator[Chunk]:
     small: list[Chunk] = []
-    for _, tensor in order:
+    for tensor in tensors:
         data = tensor.read()
         if len(data) < SMALL_BYTES:
             small.append(data)
             continue
-        chunks += _joined(small)
-        chunks.append(data)
-    chunks += _joined(small)
-    return [head(metadata, entries(order)), *chunks]
+        yield from _joined(small)
+        yield data
+    yield from _joined(small)
 
 
 def in_order(tensors: Mapping[str, Stored]) -> list[tuple[str, Stored]]:

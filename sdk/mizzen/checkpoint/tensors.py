@@ -93,6 +93,8 @@ class Stored(NamedTuple):  # Ten thousand of them are created twice as fast as d
     """Equal for objects that view the same elements of the same memory, such as tied weights."""
     plain: bool = False
     """Whether it is a torch tensor on the CPU whose memory can be written to the file unchanged."""
+    on_gpu: Any = None
+    """The tensor, if it is on a GPU, from which `mizzen.checkpoint.gpu_copies` can copy it; else None."""
 
 
 def loaded(name: str) -> Any:
@@ -142,7 +144,7 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
     if (
         tag is not None
         and type(tensor) in (torch.Tensor, torch.nn.Parameter)
-        and tensor.is_cpu
+        and (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and not tensor.is_nested
         and not tensor.is_neg()
@@ -150,7 +152,11 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
         and (place := tensor.data_ptr())
     ):
         shape = tuple(tensor.shape)
-        return Stored("torch", tag, shape, None, lambda: _memory(tensor), ("torch", place, shape, tag), True)
+        # An address of a GPU differs from all addresses of the host and of other GPUs.
+        identity = ("torch", place, shape, tag)
+        if is_on_gpu(tensor):
+            return Stored("torch", tag, shape, None, lambda: _memory(tensor.detach().cpu()), identity, on_gpu=tensor)
+        return Stored("torch", tag, shape, None, lambda: _memory(tensor), identity, True)
     if kind := _unstored(tensor, torch):
         raise StateError(f"{where}: {kind} cannot be stored; use plain strided tensors, such as its components")
     if torch.nn.parameter.is_lazy(tensor):
@@ -174,7 +180,13 @@ def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
         # Copies only if the tensor is on another device, not in C order, or a lazy conjugate or negative.
         read=lambda: _memory(tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()),
         identity=("torch", *where_in, name, signs),
+        on_gpu=tensor if is_on_gpu(tensor) else None,
     )
+
+
+def is_on_gpu(tensor: Any) -> bool:
+    """Return whether a torch tensor is in the memory of a GPU of CUDA or ROCm."""
+    return bool(tensor.is_cuda)
 
 
 @cache
