@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean damaged-trees
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean damaged-trees
 
 setup: $(VENV)/.ready
 
@@ -136,6 +136,18 @@ $(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock 
 	$(LIBRARY_PIP) --dry-run -r $$torch >/dev/null 2>&1 || torch=requirements-torch.lock; \
 	$(LIBRARY_PIP) -r requirements-integrations.lock -r $$torch
 	@touch $@
+
+# What needs a GPU of NVIDIA: copies, kills, NVML and the example torchtitan. GPU_PYTHON has torch for CUDA, pytest,
+# pytest-timeout, nvidia-ml-py, accelerate, lightning and transformers; without torchtitan 0.2 its test is skipped.
+GPU_PYTHON ?= python3
+test-gpu: export CUDA_VISIBLE_DEVICES ?= 0
+test-gpu: export PYTHONPATH := $(CURDIR)/sdk:$(CURDIR):$(PYTHONPATH)
+# The trainings are forked, and CUDA must not be initialised before.
+test-gpu: export PYTORCH_NVML_BASED_CUDA_CHECK := 1
+test-gpu:
+	@$(GPU_PYTHON) -m pytest -c tests_integrations/pytest.ini --rootdir . $(addprefix tests_integrations/test_, \
+	  gpu_copies.py nvml.py torchtitan.py) $(ARGS)
+	@$(GPU_PYTHON) -W ignore -m tests_integrations.kill_loops --training gpu
 
 # The Helm chart, the compose file and the expressions of Prometheus, with their own programs in a separate environment.
 test-deploy: $(DEPLOY)/.ready

@@ -38,6 +38,7 @@ SUITES = {
     "tetris-moves": "tetris_moves",
     "tetris-memory": "tetris_memory",
     "checkpoint": "checkpoint",
+    "gpu-saves": "gpu_saves",
     "copies": "copies",
     "end-to-end": "end_to_end",
     "short-elements": "short_elements",
@@ -53,18 +54,20 @@ SUITES = {
     "console": "console",
 }
 """Module of each suite, in the order of execution."""
+_ASKED = {"gpu-saves"}
+"""Suites that run only if they are asked for, because few machines have what they need."""
 _PLAIN_WIDTH = 160
 _AGAIN_S = 10.0
 
 
 def chosen(asked: str | None, names: Sequence[str]) -> list[str]:
-    """Returns the suites that `asked` (comma-separated names or prefixes of names) selects; None: all.
+    """Returns the suites that `asked` (comma-separated names or prefixes of names) selects; None: all but `_ASKED`.
 
     Raises:
         click.UsageError: a part selects no suite.
     """
     if asked is None:
-        return list(names)
+        return [name for name in names if name not in _ASKED]
     picked: set[str] = set()
     for part in (p.strip() for p in asked.split(",")):
         found = {part} if part in names else {name for name in names if part and name.startswith(part)}

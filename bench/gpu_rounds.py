@@ -16,6 +16,7 @@ from statistics import median
 import torch
 
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, open_checkpoints
+from mizzen.checkpoint.gpu_copies import DEFAULT_PINNED_BYTES
 
 TENSORS = 400
 _MIB = 1 << 20
@@ -27,10 +28,15 @@ class Rounds:
     def __init__(self, folder: Path, megabytes: int) -> None:
         torch.manual_seed(1)
         each = megabytes * _MIB // TENSORS // 4
-        self.state = {"model": {f"layer_{index}": torch.randn(each, device="cuda") for index in range(TENSORS)}}
+        made = {f"layer_{index}": torch.nn.Parameter(torch.randn(each, device="cuda")) for index in range(TENSORS)}
+        # Its tensors are live.
+        self.state = {"model": torch.nn.ParameterDict(made).state_dict()}
         self.folder = folder
-        self.checkpointer = Checkpointer(folder / "ours", keep=1)
+        self.checkpointer = Checkpointer(folder / "ours")
         self.saves = 0
+        self.ours()
+        self.checkpointer.wait()
+        self.pinned_bytes = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
         self._a = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
 
     def step(self) -> None:
@@ -73,16 +79,16 @@ class Rounds:
     def load_s(self) -> float:
         """Returns the time of a restore into a model on the GPU, from files that are in the page cache."""
         checkpointer = Checkpointer(self.folder / "ours", settings=CheckpointSettings(rank=1, world_size=2))
-        checkpointer.track(model=modules(self.state["model"]))
+        checkpointer.track(model=empty_like(self.state["model"]))
         torch.cuda.synchronize()
         began_s = time.perf_counter()
-        checkpointer.restore(extra_ok=True)
+        checkpointer.restore(parts=["model"])
         torch.cuda.synchronize()
         return time.perf_counter() - began_s
 
     def torch_load_s(self) -> float:
         """Returns the time of `torch.load` and `load_state_dict` of the same model."""
-        model = modules(self.state["model"])
+        model = empty_like(self.state["model"])
         torch.cuda.synchronize()
         began_s = time.perf_counter()
         model.load_state_dict(torch.load(self.folder / "torch.pt", map_location="cuda", weights_only=True)["model"])
@@ -106,8 +112,7 @@ class Rounds:
         self.saves += 1
         found["save_s"] = time.perf_counter() - began_s
         found["load_s"] = self.load_s()
-        found["pinned_bytes"] = torch.cuda.host_memory_stats()["allocated_bytes.peak"]
-        return found
+        return found | {"pinned_bytes": self.pinned_bytes, "pinned_limit_bytes": DEFAULT_PINNED_BYTES}
 
     def check(self) -> None:
         """Compares the last background save with the state at that instant, after the training has gone on.
@@ -124,7 +129,7 @@ class Rounds:
             raise RuntimeError("the checkpoint differs from the state at its save")
 
 
-def modules(tensors: dict[str, torch.Tensor]) -> torch.nn.ParameterDict:
+def empty_like(tensors: dict[str, torch.Tensor]) -> torch.nn.ParameterDict:
     """Returns a model with parameters of these shapes."""
     return torch.nn.ParameterDict({name: torch.nn.Parameter(torch.empty_like(one)) for name, one in tensors.items()})
 
@@ -136,6 +141,8 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=8192)
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
+    if not torch.cuda.is_available():
+        parser.error("needs a GPU of CUDA")
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
     rounds = Rounds(given.folder, given.megabytes)

@@ -10,6 +10,7 @@ import torch
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, open_checkpoints, parts, tensors
 from mizzen.checkpoint.gpu_copies import GpuCopies
 from mizzen.checkpoint.layout import Encoder
+from mizzen.checkpoint.module_layout import ModuleLayout
 
 MIB = 1 << 20
 
@@ -110,6 +111,29 @@ def test_a_model_and_its_optimizer_are_restored_in_place(device: str, tmp_path: 
     for one, two in zip(optimizer.state.values(), resumed.state.values(), strict=True):
         assert one.keys() == two.keys()
         assert all(one[name].device == two[name].device and torch.equal(one[name], two[name]) for name in one)
+
+
+def test_a_large_model_is_filled_from_a_file_in_pieces(
+    device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model on a GPU is filled without a copy of it in the host's memory: each piece goes to the GPU at once."""
+    monkeypatch.setattr(ModuleLayout, "is_in_memory", False)
+
+    def made(seed: int) -> torch.nn.Module:
+        torch.manual_seed(seed)
+        short = torch.nn.Parameter(torch.randn(3 * MIB + 1).to(torch.bfloat16))
+        return torch.nn.ParameterDict(
+            {"empty": torch.nn.Parameter(torch.empty(0)), "short": short}
+            | {f"p{n}": torch.nn.Parameter(torch.randn(n * 400_000 + 3)) for n in range(10)}
+        ).to(device)
+
+    model = made(1)
+    Checkpointer(tmp_path).save(3, {"model": model.state_dict()})
+    other = made(2)
+    again = Checkpointer(tmp_path)
+    again.track(model=other)
+    assert again.restore(parts=["model"]) == 3
+    assert all(torch.equal(one, two) for one, two in zip(other.parameters(), model.parameters(), strict=True))
 
 
 def test_a_failed_save_keeps_no_memory_of_the_gpu(device: str, tmp_path: Path) -> None:

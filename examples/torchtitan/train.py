@@ -28,7 +28,7 @@ class RootCheckpoints(CheckpointManager):
         self._root = dcp.RootWriter(self._uri, keep=self.keep_latest_k or 2)
         self._agree = ddp.agreement()
         self._leaves = False
-        # Checkpoints from which a training can go on; `mizzen checkpoint export` writes the model alone.
+        # The last checkpoint, too, is one from which a training can go on.
         self.keep_latest_k, self.last_save_model_only = 0, self.last_save_in_hf
         notices.watch()
 
@@ -49,7 +49,9 @@ class RootCheckpoints(CheckpointManager):
         if self.last_save_in_hf:
             super()._save_last_step(curr_step)
 
-    def dcp_save(self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode, *rest: Any, **how: Any) -> Any:
+    def dcp_save(
+        self, state_dict: dict[str, Any], checkpoint_id: str, async_mode: AsyncMode, *rest: Any, **how: Any
+    ) -> Any:
         """Save to the root; exports for Hugging Face go to torchtitan's folder."""
         if how.get("to_hf"):
             return super().dcp_save(state_dict, checkpoint_id, async_mode, *rest, **how)

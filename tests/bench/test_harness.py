@@ -109,7 +109,7 @@ def test_a_figure_as_json() -> None:
 def test_names_and_beginnings_select() -> None:
     """A name selects one suite and a prefix all suites that have it, in the order of the table, each once."""
     names = list(command.SUITES)
-    assert command.chosen(None, names) == names
+    assert command.chosen(None, names) == [name for name in names if name != "gpu-saves"]
     assert command.chosen("rms", names) == ["rms-bid", "rms-preempt", "rms-grow"]
     assert command.chosen("memory, gms-scan,gms", names) == ["gms-scan", "gms-reference", "gms-tick", "memory"]
     for wrong in ("nothing", "rms-bid,", ""):

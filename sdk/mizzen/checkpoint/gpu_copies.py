@@ -240,8 +240,7 @@ def _empty(workers: Workers, filled: Any, buffer: memoryview, target: memoryview
         filled.synchronize()
     each = -(-len(buffer) // _COPYING_THREADS)
     copies = [
-        workers.submit(move, target[low : low + each], buffer[low : low + each])
-        for low in range(0, len(buffer), each)
+        workers.submit(move, target[low : low + each], buffer[low : low + each]) for low in range(0, len(buffer), each)
     ]
     for copy in copies:
         copy.result()

@@ -8,7 +8,7 @@ can be read in place, without a second copy in memory. A module with hooks or a 
 import ctypes
 import re
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import or_
@@ -33,11 +33,11 @@ class ModuleLayout:
 
     @property
     def is_in_memory(self) -> bool:
-        """Whether all tensors are in the memory of the CPU."""
+        """Whether all tensors are in the memory of the host."""
         return all(tensor.is_cpu for tensor in self.tensors)
 
     def places(self) -> list[memoryview]:
-        """Return the memory of the tensors, in file order. They must be in the memory of the CPU."""
+        """Return the memory of the tensors, in file order. They must be in the memory of the host."""
         return [live_memory(tensor) if tensor.nbytes else memoryview(b"") for tensor in self.tensors]
 
     def fill(self, content: memoryview) -> None:
@@ -56,6 +56,23 @@ class ModuleLayout:
                 # Detached: torch refuses a copy into a parameter that requires a gradient.
                 tensor.detach().copy_(source.view(tensor.dtype).view(tensor.shape))
             low += size_bytes
+
+    def fill_from(self, pieces: Iterable[memoryview]) -> None:
+        """Copy the tensors from the content of the file, which is given in pieces, in order."""
+        torch = loaded("torch")
+        tensors = iter(self.tensors)
+        target = torch.empty(0, dtype=torch.uint8)
+        skip = len(self.head)
+        for piece in pieces:
+            low = min(skip, len(piece))
+            skip -= low
+            while low < len(piece):
+                while not len(target):
+                    target = next(tensors).detach().reshape(-1).view(torch.uint8)
+                part = piece[low : low + len(target)]
+                target[: len(part)].copy_(torch.frombuffer(part, dtype=torch.uint8))
+                target = target[len(part) :]
+                low += len(part)
 
 
 def module_state(module: Any) -> Any:

@@ -7,6 +7,7 @@ from mizzen.checkpoint.errors import CheckpointError
 from mizzen.checkpoint.manifest import Part
 from mizzen.checkpoint.module_layout import ModuleLayout
 from mizzen.checkpoint.part_reader import begins_with, fetch_part, read_into, verify_part
+from mizzen.checkpoint.part_stream import stream
 from mizzen.objects.store import ObjectStore
 
 IN_PLACE_BYTES = 64 << 20
@@ -35,10 +36,13 @@ class VerifiedPart:
         if self.content is not None:
             self.layout.fill(self.content)
             return
-        places = self.layout.places()
         for store, key in [*self.stored_at] * _TRIES:
+            part = replace(self.part, key=key)
             try:
-                read_into(store, replace(self.part, key=key), len(self.layout.head), places)
+                if self.layout.is_in_memory:
+                    read_into(store, part, len(self.layout.head), self.layout.places())
+                else:
+                    self.layout.fill_from(stream(store, part))
                 return
             except CheckpointError as error:
                 reason = str(error)
@@ -59,7 +63,7 @@ def verified_part(
     """
     if part.size_bytes != layout.size_bytes or not begins_with(store, part, layout.head):
         return None
-    if store.is_local and part.size_bytes > IN_PLACE_BYTES and layout.is_in_memory:
+    if store.is_local and part.size_bytes > IN_PLACE_BYTES:
         verify_part(store, part)
         return VerifiedPart(part, layout, None, [(store, part.key), *others])
     return VerifiedPart(part, layout, fetch_part(store, part), [])
