@@ -22,7 +22,7 @@ TENSORS = 400
 _MIB = 1 << 20
 
 
-class Rounds:
+class GpuMeasurements:
     """The state, and the measurements that take turns."""
 
     def __init__(self, folder: Path, megabytes: int) -> None:
@@ -145,11 +145,11 @@ def main() -> None:
         parser.error("needs a GPU of CUDA")
     shutil.rmtree(given.folder, ignore_errors=True)
     given.folder.mkdir(parents=True)
-    rounds = Rounds(given.folder, given.megabytes)
-    rounds.round()  # Allocates the memory.
+    measured = GpuMeasurements(given.folder, given.megabytes)
+    measured.round()  # Allocates the memory.
     for _ in range(given.rounds):
-        print(json.dumps(rounds.round()), flush=True)
-    rounds.check()
+        print(json.dumps(measured.round()), flush=True)
+    measured.check()
     shutil.rmtree(given.folder)
 
 
