@@ -11,6 +11,7 @@ from agent.lending.lender import Lender
 from agent.logs import shipped
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.output_storage import has_outputs
+from agent.shared_memory import remove_left
 from agent.state import AttemptFolder, StateFolder
 from agent.tasks import TaskState
 
@@ -20,7 +21,7 @@ _log = logging.getLogger(__name__)
 
 
 async def tidy_periodically(config: AgentConfig, state: StateFolder, lender: Lender) -> None:
-    """Periodically removes the folders of old attempts, old outcomes and old records of stops."""
+    """Periodically removes the folders of old attempts, old outcomes and records of stops, and left shared memory."""
     while True:
         await asyncio.to_thread(remove_stray, config, state)
         await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
@@ -29,6 +30,9 @@ async def tidy_periodically(config: AgentConfig, state: StateFolder, lender: Len
             await asyncio.to_thread(tidy, state, config, is_owners=lender.lending.is_whole)
             await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
             await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)
+            if config.tenant_uids is not None:
+                first, count = config.tenant_uids
+                await asyncio.to_thread(remove_left, range(first, first + count))
         except OSError as error:
             _log.warning("%s: old run folders could not be removed: %s", config.machine, error)
 
