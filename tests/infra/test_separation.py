@@ -23,7 +23,7 @@ from server.agents import fleet_isolation, run_fleet
 def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other users cannot list a data folder that mizzen makes. A folder of others keeps its mode, with a warning."""
+    """Other users cannot list a data folder that mizzen makes, and git ignores it. Others' keep their mode: a warning."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     old.chmod(0o1777)
@@ -32,6 +32,7 @@ def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
             pass
     modes = {old: 0o1777, new: 0o711 if os.geteuid() == 0 else 0o700}
     assert {path: stat.S_IMODE(path.stat().st_mode) for path in modes} == modes
+    assert (new / ".gitignore").read_text() == "*\n" and not (old / ".gitignore").exists()
     assert len(caplog.messages) == 2 and f"{old}: mode 1777 lets other users list or change it" in caplog.text
 
 
