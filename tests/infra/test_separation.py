@@ -23,7 +23,7 @@ from server.agents import fleet_isolation, run_fleet
 def test_a_new_data_folder_is_closed_and_one_that_exists_is_left(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Other users cannot list a data folder that mizzen makes, and git ignores it. Others' keep their mode: a warning."""
+    """A folder that mizzen makes is closed, and git ignores it. One of others keeps its mode, with a warning."""
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()
     old.chmod(0o1777)
