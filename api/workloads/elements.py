@@ -16,7 +16,7 @@ from domain.lifecycle.endings import FAILURES
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec, WorkloadSpec
-from infra.db.array_rows import ArrayCounts, WorkloadArray, stop_waiting, take_element
+from infra.db.array_rows import ArrayCounts, WorkloadArray, begun, stop_waiting, take_element
 from infra.db.dependencies import why_element_blocked
 from infra.db.models import Attempt, Workload
 
@@ -150,9 +150,6 @@ def has_no_waiting() -> ColumnElement[bool]:
 
 def shown_in(phases: Collection[str]) -> ColumnElement[bool]:
     """Returns the SQL condition that one of these phases is shown for a workload: an array that has begun runs."""
-    begun = exists().where(
-        WorkloadArray.id == Workload.id, func.multirange_size(WorkloadArray.waiting) < WorkloadArray.elements
-    )
-    is_begun = and_(Workload.phase == Phase.PENDING, begun)
-    found = and_(Workload.phase.in_(phases), or_(Workload.phase != Phase.PENDING, ~begun))
+    is_begun = and_(Workload.phase == Phase.PENDING, begun())
+    found = and_(Workload.phase.in_(phases), or_(Workload.phase != Phase.PENDING, ~begun()))
     return or_(found, is_begun) if Phase.RUNNING in phases else found

@@ -9,7 +9,7 @@ import json
 from collections.abc import Collection
 from typing import Any, NamedTuple
 
-from sqlalchemy import CheckConstraint, ForeignKey, text
+from sqlalchemy import CheckConstraint, ColumnElement, ForeignKey, exists, func, text
 from sqlalchemy.dialects.postgresql import INT4MULTIRANGE, JSONB
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
@@ -18,6 +18,7 @@ from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec
 from infra.db.base import Base
+from infra.db.models import Workload
 from infra.db.queued_end import end_queued
 
 
@@ -38,6 +39,12 @@ class WorkloadArray(Base):
     """Number of runners created so far; None: elements are placed as separate workloads, without runners."""
     cancelled: Mapped[bool] = mapped_column(server_default=text("false"))
     """Whether the whole array was cancelled."""
+
+
+def begun() -> ColumnElement[bool]:
+    """Returns the SQL condition that a workload is an array of which an element was placed: it is shown as running."""
+    placed = func.multirange_size(WorkloadArray.waiting) < WorkloadArray.elements
+    return exists().where(WorkloadArray.id == Workload.id, placed)
 
 
 class ArrayCounts(NamedTuple):

@@ -8,12 +8,27 @@ from collections.abc import Collection
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import CheckConstraint, ForeignKey, Index, Integer, Text, bindparam, func, select, text, update
+from sqlalchemy import (
+    CheckConstraint,
+    ForeignKey,
+    Index,
+    Integer,
+    Text,
+    and_,
+    bindparam,
+    case,
+    func,
+    select,
+    text,
+    update,
+)  # fmt: skip
 from sqlalchemy.dialects.postgresql import INT4MULTIRANGE
 from sqlalchemy.orm import InstrumentedAttribute, Mapped, Session, mapped_column
 
+from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.spec import WorkloadSpec
+from infra.db.array_rows import begun
 from infra.db.base import Base
 from infra.db.models import Workload
 from infra.db.tables import Table
@@ -197,8 +212,9 @@ def dependencies_of(session: Session, workloads: Collection[str]) -> dict[str, l
     """Returns the dependencies of workloads that have some, by id; those that can never hold come first."""
     if not workloads:
         return {}
+    shown = case((and_(Workload.phase == Phase.PENDING, begun()), Phase.RUNNING.value), else_=Workload.phase)
     rows = session.execute(
-        select(Dependency, func.coalesce(Dependency.outcome, Workload.phase))
+        select(Dependency, func.coalesce(Dependency.outcome, shown))
         .outerjoin(Workload, Workload.id == Dependency.predecessor)
         .where(Dependency.workload.in_(workloads))
         .order_by(Dependency.workload, Dependency.state != "never", Dependency.place)

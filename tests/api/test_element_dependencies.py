@@ -42,6 +42,7 @@ async def test_an_element_waits_for_the_one_of_its_index(world: ApiWorld) -> Non
     assert [(one["predecessor"], one["state"]) for one in made["after"]] == [(first, "each")]
     assert (made["blocked"], made["spec"]["after"]) == (None, [{**_ON_PREPARE[0], "condition": "succeeded"}])
     array = made["id"]
+    assert made["after"][0]["phase"] == (await get(world, f"/v1/workloads/{first}"))["phase"] == "running"
     assert await _why(world, array) == [
         f"3 elements wait until the elements of the same index of prepare ({first}) have succeeded"
     ]
