@@ -127,7 +127,7 @@ test-kubernetes: setup $(VENV)/.compiled
 # needs the CUDA packages on Linux.
 test-integrations: $(LIBRARIES)/.ready
 	@$(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall ./sdk
-	@$(LIBRARIES)/bin/python -m pytest -c tests_integrations/pytest.ini --rootdir . tests_integrations $(ARGS)
+	@$(LIBRARIES)/bin/python -m tests_integrations.halves tests_integrations $(ARGS)
 
 $(LIBRARIES)/.ready: requirements-integrations.lock requirements-torch-cpu.lock requirements-torch.lock
 	@test -x $(LIBRARIES)/bin/python || $(PYTHON) -m venv $(LIBRARIES)
