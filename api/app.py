@@ -24,6 +24,7 @@ from api.fleet import (
 from api.people import audit, keys, secrets, tenants
 from api.services import requests as service_requests
 from api.services import routes as services
+from api.services import traffic as service_traffic
 from api.sessions import session_routes as sessions
 from api.state import ApiState
 from api.streams import events, logs
@@ -38,7 +39,7 @@ _ROUTERS = (
     pool_plans.router,
     pilots.router, instances.router, loops.router, snapshot.router, tables.router, partitions.router, usage.router,
     instance.router, placement_runs.router,
-    archives.router, archive_parts.router, services.router, service_requests.router,
+    archives.router, archive_parts.router, services.router, service_requests.router, service_traffic.router,
     health.router, reference.router, temporal_ui.router,
 )  # fmt: skip
 

@@ -1,13 +1,20 @@
-"""Values over time as curves: the prices of clusters, and the steps of a workload."""
+"""Values over time as curves: the prices of clusters, the steps of a workload, the requests of a service."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from api.services.traffic import TrafficMinute
 from api.workloads.views import PointView
 
 WIDTH, HEIGHT = 1000, 120
 """Size of a chart in its own units."""
+
+_TRAFFIC = (
+    ("Requests, as a mean of each minute", "/s", {"all": "per_s", "failed or cut": "failed_per_s"}),
+    ("Time to the last byte, as a mean of each minute", " s", {"median": "p50_s", "99th percentile": "p99_s"}),
+)
+"""Label, unit, and names and fields of the curves of each chart of a service."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +75,22 @@ def progress_charts(points: Sequence[PointView], begin: datetime, end: datetime)
     charts += [(name, _by_attempt((p, p.metrics[name]) for p in points if name in p.metrics)) for name in metrics]
     drawn = [(label, chart_of(series, begin, end, is_stepped=False)) for label, series in charts]
     return [(label, chart) for label, chart in drawn if chart is not None]
+
+
+def traffic_charts(minutes: Sequence[TrafficMinute]) -> list[tuple[str, str, CurveChart]]:
+    """Returns the charts of a service's requests and of their time, each with its unit."""
+    if len(minutes) < 2:
+        return []
+    begin, end = minutes[0].at, minutes[-1].at
+    found = []
+    for label, unit, names in _TRAFFIC:
+        series = {
+            name: [(one.at, value) for one in minutes if (value := getattr(one, field)) is not None]
+            for name, field in names.items()
+        }
+        if (chart := chart_of(series, begin, end, is_stepped=False)) is not None:
+            found.append((label, unit, chart))
+    return found
 
 
 def _by_attempt(values: Iterable[tuple[PointView, float]]) -> dict[str, list[tuple[datetime, float]]]:

@@ -15,14 +15,17 @@ from api.people.tenants import TenantBody, list_tenants, put_tenant
 from api.problems import HttpProblem, ProblemType, invalid
 from api.routing import Router
 from api.services.routes import list_services, show_service
+from api.services.traffic import list_traffic
 from api.state import StateOf
 from console.cookies import Form
+from console.curves import traffic_charts
 from console.pages import TOP, page, temporal_link
 from domain.ids import service_workflow_id
 from infra.db.tenants import Tenant
 
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
+_MINUTES = 60
 _NAMES: TypeAdapter[str] = TypeAdapter(Name)
 After = Annotated[str, Query(max_length=300)]
 
@@ -71,11 +74,11 @@ def show_services(request: Request, state: StateOf, caller: Viewer, cursor: Afte
 
 @router.get("/services/{id}")
 def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) -> Response:
-    """Shows a service with its replicas."""
+    """Shows a service with its replicas, and its requests of the last hour."""
     found = show_service(id, state, caller)
-    return page(
-        request, "service.html", service=found, temporal=temporal_link(state, caller, service_workflow_id(found.id))
-    )  # fmt: skip
+    charts = traffic_charts(list_traffic(found.id, state, caller, minutes=_MINUTES).items)
+    temporal = temporal_link(state, caller, service_workflow_id(found.id))
+    return page(request, "service.html", service=found, charts=charts, temporal=temporal)
 
 
 @router.get("/health")

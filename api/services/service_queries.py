@@ -214,19 +214,22 @@ def _usd(session: Session, services: Collection[str]) -> dict[str, float]:
     return {service: float(usd) for service, usd in session.execute(own.group_by(InstanceRow.pool))}
 
 
+def weighted(value: Any) -> Any:
+    """Returns the SQL mean of a value of `ServiceRequests`, weighted by the requests of each second that has one."""
+    counted = ServiceRequests.requests
+    return func.sum(counted * value) / func.nullif(func.sum(counted).filter(value.is_not(None)), 0)
+
+
 def _requests(session: Session, services: Collection[str]) -> dict[str, RequestsView]:
     now = func.extract("epoch", func.now())
-    counted = ServiceRequests.requests
     rows: Sequence[Any] = session.execute(
         select(
             ServiceRequests.service,
-            func.sum(counted),
+            func.sum(ServiceRequests.requests),
             func.sum(ServiceRequests.failed),
             func.sum(ServiceRequests.cut),
-            *(
-                func.sum(counted * value) / func.nullif(func.sum(counted).filter(value.is_not(None)), 0)
-                for value in (ServiceRequests.p50_s, ServiceRequests.p99_s)
-            ),
+            weighted(ServiceRequests.p50_s),
+            weighted(ServiceRequests.p99_s),
         )
         .where(
             ServiceRequests.service.in_(services),

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from dataclasses import asdict, replace
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -213,6 +214,29 @@ async def test_requests_are_counted_once(world: ApiWorld) -> None:
     assert found["p50_s"] == pytest.approx(0.15)
     with world.session() as session:
         assert len(session.scalars(select(ServiceRequests)).all()) == 3
+
+
+async def test_requests_by_minute(world: ApiWorld) -> None:
+    """Whole minutes of all balancers are listed, without the current one and without those that nobody reported."""
+    await _put(world, "/v1/services", DOCUMENT)
+    minute = (int(time.time()) - 15) // 60
+    for balancer in ("b1", "b2"):
+        seconds = [
+            {"second": 60 * (minute - 3) + 1, "requests": 90, "failed": 6, "cut": 3, "p50_s": 0.1, "p99_s": 2.0},
+            {"second": 60 * (minute - 3) + 59, "requests": 30, "p50_s": 0.5, "p99_s": 2.0},
+            {"second": 60 * (minute - 1), "requests": 0},
+            {"second": 60 * minute, "requests": 60, "p50_s": 0.1, "p99_s": 2.0},
+        ]
+        body = {"balancer": balancer, "seconds": seconds}
+        assert (await act(world, "/v1/services/chat/requests", "vision", body=body)).status_code == 204
+    first, last = (await get(world, "/v1/services/chat/traffic", "vision", minutes=5))["items"]
+    assert datetime.fromisoformat(first["at"]).timestamp() == 60 * (minute - 3)
+    assert (first["per_s"], first["failed_per_s"], first["p99_s"]) == (4.0, pytest.approx(0.3), 2.0)
+    assert first["p50_s"] == pytest.approx(0.2)
+    assert (last["per_s"], last["failed_per_s"], last["p50_s"]) == (0.0, 0.0, None)
+    assert len((await get(world, "/v1/services/chat/traffic", "vision", minutes=2))["items"]) == 1
+    refused = await act(world, "/v1/services/chat/traffic?minutes=0", "vision", method="GET")
+    assert refused.status_code == 422 and "minutes" in refused.text
 
 
 async def test_a_balancer_reports_which_replicas_it_ejects(world: ApiWorld) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import re
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from infra.db.models import Allocation, Cluster, ClusterPrice, Eviction, Machine
 from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.tenants import Tenant
 from infra.stack.ports import free_port
+from tests.api.calls import act
 from tests.api.published import publish
 from tests.api.world import ApiWorld, as_yaml, document, make_world
 from tests.console.conftest import Browse, browser_of
@@ -84,6 +86,26 @@ async def test_every_page_of_a_busy_installation(world: ApiWorld, browse: Browse
             assert (await _act(client, theirs, action)).status_code == 404
         assert (await _act(client, theirs, "lower", level="7")).status_code == 404
         assert (await _act(client, running, "preempt")).status_code == 403
+
+
+async def test_a_service_shows_its_requests_over_time(world: ApiWorld, browse: Browse) -> None:
+    """A chart of requests and one of their time appear once two minutes were counted; other tenants see nothing."""
+    chat = {"version": 1, "name": "chat", "tenant": "vision", "service": {"replicas": 1}, "run": "serve"}
+    made = await act(world, "/v1/services", "vision", chat)
+    page = f"/console/services/{made.json()['id']}"
+    minute = int(time.time()) // 60 - 5
+    for number in range(4):
+        second = {"second": 60 * (minute + number), "requests": 120 * number, "p50_s": 0.25, "p99_s": 1.5}
+        body = {"balancer": "b", "seconds": [second]}
+        async with browse("vision") as client:
+            assert ("Time to the last byte" in (await client.get(page)).text) == (number >= 2)
+        assert (await act(world, "/v1/services/chat/requests", "vision", body)).status_code == 204
+    async with browse("vision") as client:
+        text = (await client.get(page)).text
+    assert "failed or cut: 0/s" in text and "all: 6/s" in text
+    assert "median: 0.25 s" in text and "99th percentile: 1.5 s" in text
+    async with browse("speech") as client:
+        assert (await client.get(page)).status_code == 404
 
 
 async def test_every_page_of_an_empty_installation(world: ApiWorld, browse: Browse) -> None:

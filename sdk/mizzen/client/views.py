@@ -1347,3 +1347,17 @@ class Certificate(TypedDict):
     name: str
     pem: str
     """Certificate, chain and private key."""
+
+
+class TrafficMinute(TypedDict):
+    """One minute of requests. A minute without a report of a balancer is left out."""
+
+    at: str
+    """Begin of the minute."""
+    per_s: float
+    failed_per_s: float
+    """Requests that got an error of the balancer, no answer, or a part of one."""
+    p50_s: float | None
+    """Median time to the last byte, averaged over the minute by requests."""
+    p99_s: float | None
+    """99th percentile of that time, averaged in the same way."""
