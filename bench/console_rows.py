@@ -16,11 +16,13 @@ from sqlalchemy import Connection, Engine, text
 from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from infra.db import published_queue
+from infra.db.costs import count_ended
 from infra.db.session import transaction
 
 TENANTS = {"vision": 2, "language": 3, "speech": 4, "robotics": 5, "climate": 6}
 """Level of each tenant."""
 _TABLES = "tenant", "region", "cluster", "machine", "workload", "attempt", "allocation", "event", "waiting"
+_COUNTED_AT_ONCE = 50_000
 _REGIONS = ("east", "north", "west")
 _SECTIONS = dict(
     section.split("\n", 1) for section in (Path(__file__).parent / "console_rows.sql").read_text().split("\n-- ")[1:]
@@ -69,6 +71,12 @@ def fill(engine: Engine, rows: ConsoleRows) -> None:
         for table in _TABLES:
             connection.execute(text(f"alter table {table} enable trigger user"))
     with transaction(engine) as session:
+        # As the trigger and housekeeping do.
+        session.execute(
+            text("insert into cost_pending select workload, attempt from attempt where released_at < now()")
+        )
+        while count_ended(session, _COUNTED_AT_ONCE):
+            pass
         published_queue.publish(session, _queue(rows, rows.finished + running), {"scans": 1})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("vacuum analyze"))

@@ -21,6 +21,7 @@ from domain.protocol.activities import Activity
 from infra.config.settings import Settings
 from infra.db import changes
 from infra.db.capacity import InstanceRow
+from infra.db.costs import count_ended
 from infra.db.deliveries import Delivery
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
@@ -30,6 +31,7 @@ from infra.db.tenants import Archive, ArchivePart
 from mizzen.objects import ObjectStore
 
 _EXPIRED_AT_ONCE = 1000
+_COUNTED_AT_ONCE = 5000
 _KEEP_MESSAGES_S = 3600.0
 _KEEP_REQUESTS_S = 86400.0
 """The retention time of the counts of requests of services."""
@@ -74,10 +76,18 @@ class HousekeepingActivities:
         """
         with heartbeating(), self._rounds.one() as failures:
             # Records do not depend on stores that may not answer.
+            self._count_costs()
             self._delete_records()
             failures += self._delete_objects()
             self._delete_records()  # Those of workloads whose objects were deleted just now.
         return 0.0
+
+    def _count_costs(self) -> None:
+        """Adds all attempts that have ended to the costs by day, before they are deleted."""
+        counted = _COUNTED_AT_ONCE
+        while counted == _COUNTED_AT_ONCE:
+            with transaction(self._engine) as session:
+                counted = count_ended(session, _COUNTED_AT_ONCE)
 
     def _delete_records(self) -> None:
         long_ago = _ago(self._settings.lifecycle.keep_records_s)

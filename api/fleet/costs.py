@@ -1,6 +1,6 @@
 """Endpoint for the cost of workloads, by tenant and day."""
 
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
 
 from fastapi import Query
@@ -66,7 +66,6 @@ def list_costs(
         raise invalid("query.from", f"must not be after the last day, {last}", first.isoformat())
     if (last - first).days >= _MOST_DAYS:
         raise invalid("query.from", f"must be at most {_MOST_DAYS} days before the last day, {last}", first.isoformat())
-    begin, end = (datetime.combine(day, time(), UTC) for day in (first, last))
     with state.transaction() as session:
-        found = costs(session, begin, end + timedelta(days=1), tenant or caller.tenant)
+        found = costs(session, first, last, tenant or caller.tenant)
         return CostList(items=[CostView.model_validate(cost, from_attributes=True) for cost in found])

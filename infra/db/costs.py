@@ -4,17 +4,48 @@ Costs of an attempt on a machine start when it holds all resources that it was a
 them. They include the time in which tasks are prepared, and in which they save before an eviction. If a platform
 reclaims a machine, the attempt releases its machines before the tasks save, so the save costs nothing. Hours without a
 known price cost nothing and are counted separately.
+
+The costs of ended attempts are summed up by day, once for each attempt: a trigger notes an attempt when it ends
+(`functions/costs.sql`), and `count_ended` adds it. So costs are kept when workloads are deleted, and the costs of a
+tenant are those sums and what few attempts have held since.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import date
 from typing import Any
 
-from sqlalchemy import text
-from sqlalchemy.orm import Session
+from sqlalchemy import ForeignKeyConstraint, text
+from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from domain.capacity import CPU, CapacityKind
+from infra.db.base import Base
+
+
+class CostDay(Base):
+    """What the ended attempts of a tenant held of one resource on one day (UTC). Kept for ever."""
+
+    __tablename__ = "cost_day"
+    day: Mapped[date] = mapped_column(primary_key=True)
+    tenant: Mapped[str] = mapped_column(primary_key=True)
+    """Not a foreign key, because costs outlive their tenant."""
+    capacity: Mapped[str] = mapped_column(primary_key=True)
+    resource: Mapped[str] = mapped_column(primary_key=True)
+    """A GPU type, or `cpu`."""
+    hours: Mapped[float]
+    unpriced_h: Mapped[float]
+    usd: Mapped[float]
+
+
+class CostPending(Base):
+    """An attempt that has ended and is not in the sums yet."""
+
+    __tablename__ = "cost_pending"
+    workload: Mapped[str] = mapped_column(primary_key=True)
+    attempt: Mapped[int] = mapped_column(primary_key=True)
+    __table_args__ = (
+        ForeignKeyConstraint(["workload", "attempt"], ["attempt.workload", "attempt.attempt"], ondelete="CASCADE"),
+    )
 
 
 @dataclass(frozen=True)
@@ -33,15 +64,12 @@ class Cost:
     usd: float
 
 
-_COSTS = """
-    with held as (
+_HELD = """
+    held as (
         select l.workload, l.attempt, l.machine, l.cpus_milli, bit_count(l.slots::bit(64)) as gpus,
                split_part(l.machine, '/', 1) as region, split_part(l.machine, '/', 2) as cluster,
-               greatest(l.held_at, :since) as begun_at, least(coalesce(l.released_at, now()), :until) as ended_at
-        from allocation as l
-        where (l.workload, l.attempt) in (
-            select a.workload, a.attempt from attempt as a where a.released_at is null or a.released_at > :since)
-          and l.held_at < :until and (l.released_at is null or l.released_at > :since) {which}
+               {begun} as begun_at, coalesce(l.released_at, now()) as ended_at
+        from allocation as l where (l.workload, l.attempt) in ({runs}) and l.held_at < coalesce(l.released_at, now())
     ), typed as (
         select distinct a.workload, a.attempt, machine ->> 0 as machine, job ->> 'gpu_type' as gpu_type
         from (select distinct workload, attempt from held where gpus > 0) as own
@@ -67,32 +95,71 @@ _COSTS = """
                                          - greatest(begun_at, day at time zone 'UTC'))::float8 / 3600 as hours
         from piece, generate_series(date_trunc('day', begun_at at time zone 'UTC'),
                                     ended_at at time zone 'UTC', interval '1 day') as day
+    ), summed as (
+        select d.day, w.tenant, d.capacity, d.resource, sum(d.hours) as hours,
+               coalesce(sum(d.hours) filter (where d.price is null), 0) as unpriced_h,
+               coalesce(sum(d.hours * d.price), 0) as usd
+        from daily as d join workload as w on w.id = d.workload where d.hours > 0
+        group by d.day, w.tenant, d.capacity, d.resource
     )
-    select d.day, w.tenant, d.capacity, d.resource, sum(d.hours) as hours,
-           coalesce(sum(d.hours) filter (where d.price is null), 0) as unpriced_h,
-           coalesce(sum(d.hours * d.price), 0) as usd
-    from daily as d join workload as w on w.id = d.workload where d.hours > 0
-    group by d.day, w.tenant, d.capacity, d.resource order by d.day, w.tenant, d.capacity, d.resource
 """
-_OF_ALL = text(_COSTS.format(cpu=CPU, which=""))
-_OF_TENANT = text(_COSTS.format(cpu=CPU, which="and l.workload in (select id from workload where tenant = :tenant)"))
-_OF_WORKLOAD = text(_COSTS.format(cpu=CPU, which="and l.workload = :workload"))
+"""The costs of attempts by day (`summed`). `{runs}` selects the attempts, `{begun}` the begin of what they held."""
+_UNCOUNTED = """
+    select workload, attempt from attempt where released_at is null
+    union all select workload, attempt from cost_pending
+"""
+_FROM_FIRST = "greatest(l.held_at, cast(:first as timestamp) at time zone 'UTC')"
+_COSTS = text(
+    f"with {_HELD.format(cpu=CPU, runs=_UNCOUNTED, begun=_FROM_FIRST)}"
+    """
+    select day, tenant, capacity, resource, sum(hours) as hours, sum(unpriced_h) as unpriced_h, sum(usd) as usd
+    from (select * from summed union all select * from cost_day) as found
+    where day between :first and :last and (cast(:tenant as text) is null or tenant = :tenant)
+    group by day, tenant, capacity, resource order by day, tenant, capacity, resource
+    """
+)
+_OF_WORKLOAD = text(
+    f"with {_HELD.format(cpu=CPU, runs='select workload, attempt from attempt where workload = :workload', begun='l.held_at')}"
+    " select * from summed order by day, capacity, resource"
+)
+_COUNT = text(
+    """
+    with taken as (
+        delete from cost_pending where (workload, attempt) in (
+            select workload, attempt from cost_pending order by workload, attempt limit :most for update skip locked)
+        returning workload, attempt
+    ),
+    """
+    f"{_HELD.format(cpu=CPU, runs='select workload, attempt from taken', begun='l.held_at')}"
+    """
+    , added as (
+        insert into cost_day as known (day, tenant, capacity, resource, hours, unpriced_h, usd)
+        select * from summed order by day, tenant, capacity, resource
+        on conflict (day, tenant, capacity, resource) do update
+        set hours = known.hours + excluded.hours, unpriced_h = known.unpriced_h + excluded.unpriced_h,
+            usd = known.usd + excluded.usd
+    )
+    select count(*) from taken
+    """
+)
 
 
-def costs(session: Session, since: datetime, until: datetime, tenant: str | None = None) -> list[Cost]:
-    """Returns the costs between `since` and `until`, of one tenant or of all.
+def costs(session: Session, first: date, last: date, tenant: str | None = None) -> list[Cost]:
+    """Returns the costs of the days (UTC) from `first` to `last`, of one tenant or of all.
 
     The result is sorted by day, tenant, capacity kind and resource.
     """
-    asked = {"since": since, "until": until}
-    if tenant is None:
-        return _read(session, _OF_ALL, asked)
-    return _read(session, _OF_TENANT, {**asked, "tenant": tenant})
+    return _read(session, _COSTS, {"first": first, "last": last, "tenant": tenant})
 
 
 def costs_of(session: Session, workload: str) -> list[Cost]:
-    """Returns all costs of one workload so far."""
-    return _read(session, _OF_WORKLOAD, {"since": "-infinity", "until": "infinity", "workload": workload})
+    """Returns all costs of one workload so far, by day."""
+    return _read(session, _OF_WORKLOAD, {"workload": workload})
+
+
+def count_ended(session: Session, most: int) -> int:
+    """Adds up to `most` ended attempts to the sums by day, and returns how many."""
+    return int(session.execute(_COUNT, {"most": most}).scalar_one())
 
 
 def _read(session: Session, statement: Any, asked: dict[str, Any]) -> list[Cost]:

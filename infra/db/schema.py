@@ -3,6 +3,7 @@
 from infra.db import array_rows as array_rows
 from infra.db import capacity as capacity
 from infra.db import console_sessions as console_sessions
+from infra.db import costs as costs
 from infra.db import deliveries as deliveries
 from infra.db import dependencies as dependencies
 from infra.db import logs as logs

@@ -79,7 +79,7 @@ def weekly_report(session: Session, monday: date, tenant: str | None) -> list[Te
             found[row["tenant"]] |= row
     for values in found.values():
         weeks[values["tenant"]] = TenantWeek(**values)
-    for cost in costs(session, since, since + timedelta(days=7), tenant):
+    for cost in costs(session, monday, monday + timedelta(days=6), tenant):
         week = weeks.setdefault(cost.tenant, TenantWeek(cost.tenant))
         week.hours[cost.resource] = week.hours.get(cost.resource, 0.0) + cost.hours
         week.usd += cost.usd

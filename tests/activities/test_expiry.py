@@ -109,7 +109,10 @@ def test_what_was_kept_long_enough_goes(town: World, house: HousekeepingActiviti
 
 
 def test_a_workload_goes_with_all_that_names_it(town: World, house: HousekeepingActivities) -> None:
-    """Deleting a workload deletes its attempts, allocations, evictions and idempotency keys, and changes no mask."""
+    """Deleting a workload deletes its attempts, allocations, evictions and idempotency keys, and changes no mask.
+
+    What it cost is in the sums by day.
+    """
     town.tenant("high", level=1)
     victim = town.running(job(gpus=4))
     evictor = town.submit(job(gpus=3), tenant="high")
@@ -124,10 +127,12 @@ def test_a_workload_goes_with_all_that_names_it(town: World, house: Housekeeping
     town.tick()
     masks = town.masks(M)
     counts = _counts(town.engine)
+    assert counts["cost_pending"] == 1
     ActivityEnvironment().run(house.expire)
     after = _counts(town.engine)
     logs = ("event", "change", "publication")
     gone = {name: counts[name] - after[name] for name in counts if counts[name] != after[name] and name not in logs}
+    assert gone.pop("cost_pending") == 1 and gone.pop("cost_day") < 0
     assert gone == {"workload": 1, "attempt": 1, "allocation": 1, "eviction": 1, "idempotency": 1}
     assert town.masks(M) == masks == (0b111, 0)
     check_machines(town)

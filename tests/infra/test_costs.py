@@ -2,15 +2,15 @@
 
 import random
 from collections import defaultdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, delete, func, select, text
 from sqlalchemy.exc import IntegrityError
 
 from domain.capacity import CapacityKind
-from infra.db.costs import costs, costs_of
+from infra.db.costs import CostPending, costs, costs_of, count_ended
 from infra.db.models import Allocation, Attempt, Cluster, ClusterPrice, Region, Workload
 from infra.db.session import transaction
 from infra.db.tenants import Tenant
@@ -81,7 +81,10 @@ def _expected(
 
 @pytest.mark.parametrize("seed", range(5))
 def test_costs_are_those_of_every_minute(database: Engine, seed: int) -> None:
-    """Costs equal the sum over minutes across days and price changes, for any window, tenant and workload."""
+    """Costs equal the sum over minutes across days and price changes, for any days, tenant and workload.
+
+    So they do while ended attempts are added to the sums by day, and after the workloads are deleted.
+    """
     chance = random.Random(seed)
 
     def moment(hours: int) -> datetime:
@@ -102,20 +105,59 @@ def test_costs_are_those_of_every_minute(database: Engine, seed: int) -> None:
         many = chance.choice((0, 1, 4)), chance.choice((0.0, 0.5, 8.0))
         held.append((who, f"w{number % 5}{who}", chance.choice(("c1", "c2")), *many, begun_at, ended_at))
     _write(database, held, prices)
+    windows = [
+        (T0.date(), T0.date() + timedelta(days=5), None),
+        (T0.date() + timedelta(days=1), moment(60).date(), "t"),
+    ]
+    for counted in (0, 5, len(held) - 5, 0):
+        with transaction(database) as session:
+            assert count_ended(session, counted) == counted
+            for first, last, tenant in windows:
+                own = [h for h in held if tenant in (None, h[0])]
+                begin, end = (datetime.combine(day, time(), UTC) for day in (first, last + timedelta(days=1)))
+                wanted = _expected(own, prices, begin, end)
+                found = {
+                    (c.day, c.tenant, c.capacity.value, c.resource): [c.hours, c.unpriced_h, c.usd]
+                    for c in costs(session, first, last, tenant)
+                }
+                assert found.keys() == wanted.keys()
+                for key, sums in wanted.items():
+                    assert found[key] == pytest.approx(sums, abs=1e-6), key
+            of_one = costs_of(session, held[0][1])
+            wanted = _expected([h for h in held if h[1] == held[0][1]], prices, T0, T0 + timedelta(days=9))
+            assert sum(c.usd for c in of_one) == pytest.approx(sum(sums[2] for sums in wanted.values()))
     with transaction(database) as session:
-        for since, until, tenant in ((T0, T0 + timedelta(days=5), None), (moment(30), T0 + timedelta(hours=40), "t")):
-            own = [h for h in held if tenant in (None, h[0])]
-            wanted = _expected(own, prices, since, until)
-            found = {
-                (c.day, c.tenant, c.capacity.value, c.resource): [c.hours, c.unpriced_h, c.usd]
-                for c in costs(session, since, until, tenant)
-            }
-            assert found.keys() == wanted.keys()
-            for key, sums in wanted.items():
-                assert found[key] == pytest.approx(sums, abs=1e-6), key
-        of_one = costs_of(session, held[0][1])
-        wanted = _expected([h for h in held if h[1] == held[0][1]], prices, T0, T0 + timedelta(days=9))
-        assert sum(c.usd for c in of_one) == pytest.approx(sum(sums[2] for sums in wanted.values()))
+        before = costs(session, *windows[0])
+        session.execute(delete(Workload))
+        assert costs(session, *windows[0]) == before
+
+
+def test_a_running_attempt_counts_until_now_and_once(database: Engine) -> None:
+    """What is held counts at each reading; at the end of its attempt it is added once, also if that is repeated."""
+    now = datetime.now(UTC)
+    begun_at = now - timedelta(hours=3)
+    day = begun_at.date()
+    _write(database, [("t", "w", "c1", 2, 0.0, begun_at, now)], {"c1": [(T0, {"a": 1.5}, "spot")], "c2": []})
+    with transaction(database) as session:
+        session.execute(text("delete from cost_pending"))
+        session.execute(text("alter table allocation disable trigger user"))  # There is no machine.
+        for table in ("allocation", "attempt"):
+            session.execute(text(f"update {table} set released_at = null"))
+    for ends, pending in ((False, 0), (True, 1)):
+        with transaction(database) as session:
+            if ends:
+                session.execute(text("alter table allocation disable trigger user"))
+                session.execute(text("update allocation set released_at = :now"), {"now": now})
+                session.execute(text("alter table allocation enable trigger user"))
+                for _ in range(2):
+                    session.execute(text("update attempt set released_at = :now"), {"now": now})
+            assert session.scalar(select(func.count()).select_from(CostPending)) == pending
+            for _ in range(2):
+                found = costs(session, day, day + timedelta(days=1))
+                assert sum(cost.hours for cost in found) == pytest.approx(6.0, abs=0.1)
+                assert sum(cost.usd for cost in found) == pytest.approx(9.0, abs=0.2)
+                assert count_ended(session, 10) == pending
+                pending = 0
 
 
 def test_prices_are_kept_from_each_change_on(database: Engine) -> None:
