@@ -118,9 +118,9 @@ _COSTS = text(
     group by day, tenant, capacity, resource order by day, tenant, capacity, resource
     """
 )
+_OWN = "select workload, attempt from attempt where workload = :workload"
 _OF_WORKLOAD = text(
-    f"with {_HELD.format(cpu=CPU, runs='select workload, attempt from attempt where workload = :workload', begun='l.held_at')}"
-    " select * from summed order by day, capacity, resource"
+    f"with {_HELD.format(cpu=CPU, runs=_OWN, begun='l.held_at')} select * from summed order by day, capacity, resource"
 )
 _COUNT = text(
     """
