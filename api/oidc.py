@@ -4,6 +4,7 @@ The issuer's keys are read in a separate thread, and a token with an unknown key
 does not answer, API keys and tokens with a known key still work.
 """
 
+import asyncio
 import json
 import logging
 import ssl
@@ -36,6 +37,8 @@ _FRESH_S = 3600.0
 """Age at which the keys are read again, so that keys which the issuer has withdrawn are no longer accepted."""
 _TRUSTED_S = 86400.0
 """Age at which keys are no longer accepted, if the issuer has not answered since."""
+_POLL_S = 0.05
+_ENDPOINTS = ("authorization_endpoint", "token_endpoint")
 _log = logging.getLogger(__name__)
 
 
@@ -48,6 +51,7 @@ class Issuer:
         self._read_s, self._tried_s = float("-inf"), float("-inf")
         self._lock = threading.Lock()
         self._reading: threading.Thread | None = None
+        self._endpoints: dict[str, str] = {}
         self.why = ""
         """Why the last try to read the keys failed; empty: it succeeded."""
 
@@ -70,6 +74,26 @@ class Issuer:
             raise _unavailable(f"the issuer {self._settings.issuer} cannot be asked for its keys: {self.why}")
         raise KeyError(kid)
 
+    async def endpoint(self, name: str) -> str:
+        """Returns the URL of one of the issuer's endpoints (RFC 8414); waits while its configuration is read.
+
+        Raises:
+            HttpProblem: 503, the issuer does not answer, or has no such endpoint.
+        """
+        if self._clock() - self._read_s > _FRESH_S:
+            while self._refresh(self._clock()):
+                await asyncio.sleep(_POLL_S)
+        if name not in self._endpoints:
+            raise _unavailable(self.why or f"the issuer {self._settings.issuer} has no {name}, or an unsafe one")
+        return self._endpoints[name]
+
+    def tls(self) -> ssl.SSLContext:
+        """Returns the authorities to trust in connections to the issuer."""
+        found = ssl.create_default_context()
+        if self._settings.ca is not None:
+            found.load_verify_locations(self._settings.ca)
+        return found
+
     def _refresh(self, now_s: float) -> bool:
         """Starts a read, unless one was started recently. Returns whether one is in progress."""
         with self._lock:
@@ -85,10 +109,7 @@ class Issuer:
     def _read(self) -> None:
         issuer = self._settings.issuer
         try:
-            tls = ssl.create_default_context()
-            if self._settings.ca is not None:
-                tls.load_verify_locations(self._settings.ca)
-            with httpx.Client(timeout=_FETCH_S, verify=tls, follow_redirects=False) as client:
+            with httpx.Client(timeout=_FETCH_S, verify=self.tls(), follow_redirects=False) as client:
                 found = _document(client, issuer.rstrip("/") + DISCOVERY)
                 if found.get("issuer") != issuer:
                     raise ValueError(f"its configuration names the issuer {found.get('issuer')!r}")
@@ -96,6 +117,9 @@ class Issuer:
                 if not OidcSettings.is_safe(where):
                     raise ValueError(f"jwks_uri {where!r} must be https")
                 given = _document(client, where).get("keys")
+            self._endpoints = {
+                name: url for name in _ENDPOINTS if OidcSettings.is_safe(url := str(found.get(name, "")))
+            }
             keys = {key.kid: key for entry in given or () if (key := _key(entry)) is not None}
             if len(keys) == 1:
                 keys[None] = next(iter(keys.values()))  # If there is only one key, tokens may omit its id.
@@ -110,7 +134,7 @@ class Tokens:
 
     def __init__(self, settings: OidcSettings, issuer: Issuer | None = None) -> None:
         self._settings = settings
-        self._issuer = issuer or Issuer(settings)
+        self.issuer = issuer or Issuer(settings)
 
     def caller(self, token: str) -> Caller:
         """Returns the caller for a token.
@@ -137,7 +161,7 @@ class Tokens:
             if header.get("alg") not in self._settings.algorithms:
                 allowed = ", ".join(self._settings.algorithms)
                 raise _refused(f"algorithm {str(header.get('alg'))[:20]!r}: must be one of {allowed}")
-            key = self._issuer.key(header.get("kid"))
+            key = self.issuer.key(header.get("kid"))
             claims = jwt.decode(token, key, algorithms=list(self._settings.algorithms)).claims
         except (JoseError, ValueError, TypeError) as error:
             raise _refused(f"is not a signed token of the issuer ({type(error).__name__})") from None

@@ -49,8 +49,8 @@ class ApiState:
         )
         """Separate connections for key lookups, because requests may use all connections of `engine`."""
         self.threads = Threads()
-        tokens = None if settings.api.oidc is None else Tokens(settings.api.oidc)
-        self.logins = Logins(self.authentication_engine, self.threads, settings.limits, tokens)
+        self.tokens = None if settings.api.oidc is None else Tokens(settings.api.oidc)
+        self.logins = Logins(self.authentication_engine, self.threads, settings.limits, self.tokens)
         self.refusals = Recorder(self.authentication_engine, self.threads.authentication, settings.api.audited_refusals)
         self.uploads = UploadLimits(settings)
         self.documents = Turns()

@@ -12,6 +12,7 @@ from console import (
     capacity_page,
     changes,
     fleet_pages,
+    issuer_logins,
     lending_pages,
     list_pages,
     logins,
@@ -28,9 +29,9 @@ from console.shared_parts import SharedParts
 from infra.config.settings import Settings
 
 _ROUTERS = (
-    logins.router, logins.link_router, changes.router, overview.router, queue_page.router, bulk_pages.router,
-    workload_pages.router, fleet_pages.router, past_page.router, list_pages.router, table_pages.router,
-    capacity_page.router, lending_pages.router, what_if_page.router, pages.router,
+    logins.router, logins.link_router, issuer_logins.router, changes.router, overview.router, queue_page.router,
+    bulk_pages.router, workload_pages.router, fleet_pages.router, past_page.router, list_pages.router,
+    table_pages.router, capacity_page.router, lending_pages.router, what_if_page.router, pages.router,
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 import re
 from datetime import UTC, datetime, timedelta
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
@@ -31,34 +32,50 @@ LINKS = "/v1/console-links"
 _OWN = re.compile(rf"{TOP}(/[\w./~%-]*)?(\?[\w./~%&=+:-]*)?", re.ASCII)
 
 
-def _own(target: str) -> str:
+def own(target: str) -> str:
     """Returns the page to open after the login: `target`, if it is a page of the console, else the first page."""
     return target if _OWN.fullmatch(target) else TOP
 
 
+def login_page(request: Request, state: ApiState, next: str, why: str | None = None, status: int = 200) -> Response:
+    """Returns the page to log in. `why`: why the last try has failed."""
+    oidc = state.settings.api.oidc
+    issuer = None if oidc is None or oidc.client_id is None else urlsplit(oidc.issuer).hostname
+    return page(request, "login.html", status=status, next=own(next), why=why, issuer=issuer)
+
+
 @router.get("/login")
-def show_login(request: Request, next: str = TOP) -> Response:
+def show_login(request: Request, state: StateOf, next: str = TOP) -> Response:
     """Shows the form to log in."""
-    return page(request, "login.html", next=_own(next), why=None)
+    return login_page(request, state, next)
 
 
 @router.post("/login")
 async def log_in(request: Request, state: StateOf) -> Response:
     """Opens a session for a key or a token, and redirects to the page that the browser requested before."""
     fields = await read_form(request)
-    target = _own(fields.get("next", TOP))
+    target = fields.get("next", TOP)
     try:
-        caller = await state.logins.caller(request.scope, f"Bearer {fields.get('key', '').strip()}")
-        if not (caller.may(Role.VIEWER) or caller.role is Role.MACHINE):
-            message = f"the console requires the role viewer; the key has the role {caller.role.value}"
-            raise HttpProblem(ProblemType.FORBIDDEN, message)
+        return await entered(request, state, fields.get("key", "").strip(), target)
     except HttpProblem as problem:
         why = "Enter a key." if isinstance(problem, LoginFailed) and not fields.get("key") else problem.detail
-        return page(request, "login.html", status=problem.status_code, next=target, why=why)
+        return login_page(request, state, target, why, problem.status_code)
+
+
+async def entered(request: Request, state: ApiState, key: str, target: str) -> Response:
+    """Opens a session for a key or a token, and redirects to `target`.
+
+    Raises:
+        HttpProblem: they are not valid, or their role may not use the console.
+    """
+    caller = await state.logins.caller(request.scope, f"Bearer {key}")
+    if not (caller.may(Role.VIEWER) or caller.role is Role.MACHINE):
+        message = f"the console requires the role viewer; the key has the role {caller.role.value}"
+        raise HttpProblem(ProblemType.FORBIDDEN, message)
     signer: Signer = request.app.state.console
     sha256, cookie = signer.new_cookie()
     await run_in_threadpool(_open, state, caller, sha256)
-    return _entered(request, target, caller.machine, cookie)
+    return _entered(request, own(target), caller.machine, cookie)
 
 
 def _entered(request: Request, target: str, machine: str | None, cookie: str) -> Response:
@@ -86,7 +103,7 @@ def enter_by_link(request: Request, state: StateOf, link: Annotated[str, Query(m
         key = take_link(session, link)
         if key is None:
             why = "The link was used, or has expired. `mizzen console` prints another one."
-            return page(request, "login.html", status=401, next=TOP, why=why)
+            return login_page(request, state, TOP, why, 401)
         signer: Signer = request.app.state.console
         sha256, cookie = signer.new_cookie()
         ends = datetime.now(UTC) + timedelta(seconds=state.settings.api.console_session_s)

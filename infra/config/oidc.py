@@ -53,11 +53,30 @@ class OidcSettings(Section):
     leeway_s: float = Field(30.0, ge=0, le=300)
     """By how much the clocks of the API and the issuer may differ, in seconds."""
     client_id: str | None = None
-    """Client id of the public client with which `mizzen login` uses the device flow; None: it cannot log in."""
+    """Client id with which `mizzen login` uses the device flow and the console the code flow; None: they do not."""
+    client_secret_file: Path | None = None
+    """File with the secret of that client, which only the console uses; None: it is a public client."""
     scope: str = "openid profile email offline_access"
     """The scopes that `mizzen login` requests. Without `offline_access`, the token cannot be refreshed."""
     token: Literal["id_token", "access_token"] = "id_token"
     """Which token of the issuer `mizzen login` sends to the API."""
+
+    def client_secret(self) -> str | None:
+        """Returns the secret of the client; None: it is a public client.
+
+        Raises:
+            ValueError: the file cannot be read.
+        """
+        try:
+            return None if self.client_secret_file is None else self.client_secret_file.read_text().strip()
+        except OSError as error:
+            raise ValueError(f"client_secret_file: {self.client_secret_file}: {error.strerror}") from None
+
+    @model_validator(mode="after")
+    def _whole(self) -> "OidcSettings":
+        if self.client_secret_file is not None and self.client_id is None:
+            raise ValueError("client_secret_file: needs client_id")
+        return self
 
     @field_validator("issuer")
     @classmethod
