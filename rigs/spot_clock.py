@@ -1,11 +1,12 @@
 """`spothedge+` on random fleets with the live controller on a simulated clock, compared with the replay of each fleet.
 
-`python -m rigs.spot_clock [FLEETS [FIRST_SEED]]` runs a day of each fleet, and compares it with the mean of four
-replays, of which the first has the same times of answers. No process is started: the controller decides as in
-`activities.services.step`, some time after each change and at intervals, and its state passes through JSON. Each fleet
-has its own mean times until a grant, until a refusal and until a replica is ready. On two of three fleets, zones also
-refuse launches although they have capacity. A replica that is ended drains first, and is billed meanwhile. The bars are
-those of `rigs.spot_fleets`; a miss ends the run with exit code 1.
+`python -m rigs.spot_clock [FLEETS [FIRST_SEED]]` runs a day of each fleet, and compares it with the replay that has the
+same answers: the k-th launch in a zone and a tick is answered after the same time, and refused or not, in both. No
+process is started: the controller decides as in `activities.services.step`, some time after each change and at
+intervals, and its state passes through JSON. The replay decides at its own times, without delay. Each fleet has its own
+mean times until a grant, until a refusal and until a replica is ready. On two of three fleets, zones also refuse
+launches although they have capacity. A replica that is ended drains first, and is billed meanwhile. The bars are those
+of `rigs.spot_fleets`; a miss ends the run with exit code 1.
 """
 
 import random
@@ -34,7 +35,6 @@ from services.values import (
 )
 from tests.services.market import Market
 
-_REPLAYS = 4
 _INTERVAL_S, _DELAY_S = 120.0, 2.0
 """The longest time between two decisions, which saves time if it is more than the default of `services.interval_s`, and
 the mean time from a change until the controller has decided."""
@@ -45,7 +45,7 @@ def answers_of(seed: int) -> tuple[AnswerSettings, float]:
     """Returns the answers to a fleet's launches, and the cold start in seconds."""
     rng = random.Random(f"{seed} answers")
     means_s = rng.choice((2.0, 10.0, 60.0, 180.0)), rng.choice((5.0, 20.0, 60.0))
-    return AnswerSettings(*means_s, rng.choice((0.0, 0.1, 0.3))), rng.choice((60.0, 120.0, 240.0))
+    return AnswerSettings(*means_s, rng.choice((0.0, 0.1, 0.3)), str(seed)), rng.choice((60.0, 120.0, 240.0))
 
 
 @dataclass
@@ -131,11 +131,10 @@ class LiveClock(Market):
 
 
 def run_fleet(seed: int) -> FleetResult:
-    """Runs a fleet live and in replays."""
+    """Runs a fleet live, and in the replays with the same answers."""
     trace, (answers, cold_s) = random_fleet(seed), answers_of(seed)
-    drawn = [replace(answers, seed=str(draw)) for draw in range(_REPLAYS)]
-    rules = [ReplaySettings(TARGET, cold_s, PRICE_RATIO, one) for one in drawn]
-    return FleetResult.of(seed, [LiveClock.of(trace, drawn[0], cold_s).day()], trace, rules)
+    rules = ReplaySettings(TARGET, cold_s, PRICE_RATIO, answers)
+    return FleetResult.of(seed, [LiveClock.of(trace, answers, cold_s).day()], trace, [rules])
 
 
 def summary(results: Iterable[FleetResult]) -> str:

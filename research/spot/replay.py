@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from domain.capacity import CapacityKind
-from research.spot.answers import AT_ONCE, AnswerSettings
+from research.spot.answers import AT_ONCE, Answers, AnswerSettings
 from research.spot.traces import SpotTrace
 from services.spot.values import (
     Action,
@@ -124,6 +124,7 @@ class _Window:
     policy: SpotPolicy
     settings: ReplaySettings
     state: PolicyState
+    answers: Answers
     now_s: float = 0.0
     capacity: dict[str, int] = field(default_factory=dict)
     asked: dict[int, _Asked] = field(default_factory=dict)
@@ -222,9 +223,8 @@ class _Window:
 
     def _launch(self, action: Launch) -> None:
         number, self.numbers = self.numbers, self.numbers + 1
-        answers = self.settings.answers
-        granted = action.zone is None or (self._has_room(action.zone) and not answers.refuses(number))
-        after_s = answers.after_s(number, granted=granted)
+        tick = int(self.now_s // self.trace.gap_s)
+        granted, after_s = self.answers.next(action.zone, tick, has_room=self._has_room(action.zone))
         if after_s > 0:
             self.asked[number] = _Asked(action.kind, action.zone, self.now_s + after_s, granted)
         elif granted:
@@ -232,7 +232,9 @@ class _Window:
         else:
             self._refuse(action.zone)
 
-    def _has_room(self, zone: str) -> bool:
+    def _has_room(self, zone: str | None) -> bool:
+        if zone is None:
+            return True
         held = sum(one.zone == zone for one in self.replicas.values())
         held += sum(one.zone == zone and one.is_granted for one in self.asked.values())
         return held < self.capacity[zone]
@@ -263,7 +265,7 @@ def replay_spans(
     """
     if not (first_tick >= 0 and ticks > 0 and first_tick + ticks <= trace.ticks):
         raise ValueError(f"ticks {first_tick} to {first_tick + ticks}: the trace has {trace.ticks} ticks")
-    window = _Window(trace, policy, settings, policy.start())
+    window = _Window(trace, policy, settings, policy.start(), Answers(settings.answers))
     for tick in range(ticks):
         window.change_capacity(first_tick + tick)
         window.decide()

@@ -18,6 +18,8 @@ _FORBIDDEN = 1e6
 """The factor on the price of on-demand replicas that may not be launched."""
 _LATE = 3.0
 """A launch without an answer, and a replica that is not ready, is late after so many times the expected time."""
+_REVIEW_S = 300.0
+"""Without a change, the policy decides at multiples of this time. Between them its estimates change, and so its plans."""
 KEPT_S = 600.0
 """A granted spot replica is kept for this long: zones that grant one are not taken for granted."""
 
@@ -69,7 +71,13 @@ class SpotHedgePlus:
         return PolicyState()
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
-        """See `SpotPolicy.decide`."""
+        """See `SpotPolicy.decide`.
+
+        The times of decisions do not depend on how often the caller asks: an observation without a change is ignored
+        until the next review, unless the decision before returned actions, which the caller may have postponed.
+        """
+        if _is_as_before(state, observation):
+            return state, ()
         now_s, known = observation.now_s, self.estimates.learn(state.knowledge, observation)
         granted = {one.zone or "" for number, one in known.launches.items() if _is_new(state.knowledge, number, one)}
         refused = {event.zone for event in observation.events if event.kind is ZoneEventKind.REFUSED}
@@ -87,7 +95,9 @@ class SpotHedgePlus:
         plan = self._plan(state, observation, kept, late)
         launches = self._launches(state, observation, plan)
         ends = self._ends(known, observation, plan, kept, launches, answered=bool(granted | refused))
-        return state, (*launches, *ends)
+        actions = (*launches, *ends)
+        review_at_s = now_s if actions else (now_s // _REVIEW_S + 1) * _REVIEW_S
+        return replace(state, review_at_s=review_at_s), actions
 
     def most_spot(self, target: int) -> int:
         """Returns N_tar + N_extra, the largest number of spot replicas that are launched at the same time."""
@@ -308,6 +318,18 @@ class SpotHedgePlus:
             return False
         from_s = now_s if record.granted_at_s is None else record.granted_at_s
         return self._is_short(known, max(0.0, enough_s - from_s))
+
+
+def _is_as_before(state: PolicyState, observation: Observation) -> bool:
+    """Returns whether nothing has changed since the last decision, and no zone's pause and no review are due."""
+    known = state.knowledge
+    wake_s = None if known.now_s is None else state.wake_at_s(known.now_s)
+    if wake_s is None or observation.now_s >= wake_s or observation.events or observation.target != known.target:
+        return False
+    if state.review_at_s <= (known.now_s or 0.0):
+        return False
+    here = {one.number: (one.is_granted, one.is_ready) for one in observation.replicas}
+    return here == {number: (one.granted_at_s is not None, one.is_ready) for number, one in known.launches.items()}
 
 
 def _is_new(before: Knowledge, number: int, one: LaunchRecord) -> bool:

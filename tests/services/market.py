@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
-from research.spot.answers import AT_ONCE, AnswerSettings
+from research.spot.answers import AT_ONCE, Answers, AnswerSettings
 from research.spot.traces import SpotTrace
 from services.controller import decide
 from services.values import (
@@ -44,6 +44,9 @@ class Market:
     launched: list[Launched] = field(default_factory=list)
     number: int = 0
     state: ServiceState | None = None
+
+    def __post_init__(self) -> None:
+        self.drawn = Answers(self.answers)
 
     def run(self, first: int, ticks: int) -> list[Launched]:
         """Runs the ticks from `first`; returns the launches that succeeded."""
@@ -141,9 +144,9 @@ class Market:
         self.number += 1
         assert (action.zone is not None) == (action.kind is CapacityKind.SPOT)
         held = sum(self._holds(other, action.zone) for other in self.replicas.values()) if action.zone else 0
-        granted = action.zone is None or held < self.capacity[action.zone]
-        granted = granted and (action.zone is None or not self.answers.refuses(one.number))
-        after_s = self.answers.after_s(one.number, granted=granted)
+        has_room = action.zone is None or held < self.capacity[action.zone]
+        tick = int(self.now_s // self.trace.gap_s)
+        granted, after_s = self.drawn.next(action.zone, tick, has_room=has_room)
         if after_s > 0:
             self.replicas[one.number] = replace(one, is_granted=False)
             self.answer_at_s[one.number] = self.now_s + after_s, granted
