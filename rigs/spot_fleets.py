@@ -1,8 +1,9 @@
 """`spothedge+` on random fleets in real processes, at a multiple of the time, compared with the replay of the fleet.
 
 `python -m rigs.spot_fleets [FLEETS [MINUTES [FIRST_SEED]]]` runs a day of each fleet in so many minutes. The replay has
-the answers that the live service got: their mean times, and the mean cold start. A miss of a bar ends the run with exit
-code 1:
+the answers that the live service got: a launch is answered after as long as the live launch in the same zone with the
+same answer that was nearest in time. It has the mean cold start of the live service, and decides at each change. A miss
+of a bar ends the run with exit code 1:
 
 - the availability differs from that of the replay by at most 0.5 points, and the cost by at most 5 %;
 - the service launches at most twice as many replicas as SpotHedge with one spare in the replay;
@@ -14,7 +15,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -27,7 +28,6 @@ from sqlalchemy import select
 from infra.db.capacity import InstanceRow
 from infra.db.session import open_engine, transaction
 from infra.stack.postgres import EmbeddedPostgres
-from research.spot.answers import AnswerSettings
 from research.spot.replay import ReplaySettings, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings, make_policy
@@ -37,8 +37,8 @@ from tests.stack.harness import Up, wait_until
 
 TARGET, PRICE_RATIO = 3, 3.0
 _GAP_S, _DAY_S = 300.0, 86400.0
-_SEEDS = 10
-"""Number of replays, with different times of answers, that are averaged."""
+_SHORT_S = 60.0
+"""The ticks of the replay: the service may have begun at any time within a tick of the trace."""
 _POINTS, _COST, _LAUNCHES = 0.5, 0.05, 2.0
 _FLEET = """
 version: 1
@@ -96,6 +96,8 @@ class SpotReplicaCourse:
     """A replica of the live service. Times are seconds of the trace since the service was created."""
 
     is_spot: bool
+    zone: str | None
+    """The zone of the trace; None: on-demand."""
     asked_s: float
     granted_s: float | None
     ready_s: float | None
@@ -104,19 +106,41 @@ class SpotReplicaCourse:
 
 
 @dataclass(frozen=True)
+class RecordedAnswers:
+    """The times of the answers to live launches, as a function of zone and time."""
+
+    launches: tuple[tuple[str | None, bool, float, float], ...]
+    """The zone, whether the launch was granted, when it was requested, and the time until the answer."""
+    gap_s: float
+    """The length of a tick of the replay in seconds."""
+
+    @classmethod
+    def of(cls, replicas: Iterable[SpotReplicaCourse], gap_s: float) -> Self:
+        """Returns the answers to all launches that were answered."""
+        found: list[tuple[str | None, bool, float, float]] = []
+        for one in replicas:
+            if one.granted_s is not None:
+                found.append((one.zone, True, one.asked_s, one.granted_s - one.asked_s))
+            elif one.cause == "refused":
+                found.append((one.zone, False, one.asked_s, one.ended_s - one.asked_s))
+        return cls(tuple(found), gap_s)
+
+    def next(self, zone: str | None, tick: int, *, has_room: bool) -> tuple[bool, float]:
+        """See `research.spot.answers.Answers.next`. Without an answer in the zone, that of any zone is taken."""
+        alike = [one for one in self.launches if one[1] == has_room and (one[0] is None) == (zone is None)]
+        near = [one for one in alike if one[0] == zone] or alike
+        return has_room, min(near, key=lambda one: abs(one[2] - tick * self.gap_s), default=(zone, True, 0.0, 0.0))[3]
+
+
+@dataclass(frozen=True)
 class LiveDay:
     """The results of one day of the live service."""
 
     availability: float
     cost: float
-    first_tick: int
+    began_s: float
+    """When the service was created, in seconds of the trace."""
     replicas: tuple[SpotReplicaCourse, ...]
-
-    def answers(self, seed: int) -> AnswerSettings:
-        """Returns answer times that match those of the live service on average."""
-        granted = [one.granted_s - one.asked_s for one in self.replicas if one.granted_s is not None]
-        refused = [one.ended_s - one.asked_s for one in self.replicas if one.cause == "refused"]
-        return AnswerSettings(fmean(refused or [0.0]), fmean(granted or [0.0]), seed=str(seed))
 
     @property
     def cold_start_s(self) -> float:
@@ -167,6 +191,7 @@ def run_live(trace: SpotTrace, folder: Path, minutes: float) -> LiveDay:
     courses = [
         SpotReplicaCourse(
             one["kind"] == "spot",
+            one["zone"] if one["kind"] == "spot" else None,
             at(one["launched_at"]) or 0.0,
             at(granted.get(one["workload"])),
             at(one["ready_at"]),
@@ -176,8 +201,7 @@ def run_live(trace: SpotTrace, folder: Path, minutes: float) -> LiveDay:
         for one in replicas
     ]
     cost = service["usd"] / service["usd_on_demand"]
-    first_tick = round((began_s - first_s) * speed / trace.gap_s)
-    return LiveDay(service["availability"], cost, first_tick, tuple(courses))
+    return LiveDay(service["availability"], cost, (began_s - first_s) * speed, tuple(courses))
 
 
 def _granted(up: Up) -> dict[str, datetime]:
@@ -194,52 +218,64 @@ def _seconds(time_: str | datetime) -> float:
     return (datetime.fromisoformat(time_) if isinstance(time_, str) else time_).timestamp()
 
 
-def _moved(trace: SpotTrace, first_tick: int) -> SpotTrace:
-    """Returns the trace from a tick on, with the ticks before at the end."""
-    first = first_tick % trace.ticks
-    return replace(trace, capacity=tuple(own[first:] + own[:first] for own in trace.capacity))
+def _moved(trace: SpotTrace, first_s: float) -> SpotTrace:
+    """Returns the trace in short ticks from a time on, with what is before at the end."""
+    parts = round(trace.gap_s / _SHORT_S)
+    first = round(first_s / _SHORT_S) % (trace.ticks * parts)
+    rows = (tuple(count for count in own for _ in range(parts)) for own in trace.capacity)
+    return replace(trace, gap_s=_SHORT_S, capacity=tuple(own[first:] + own[:first] for own in rows))
 
 
 @dataclass(frozen=True)
 class FleetResult:
-    """The live days of a fleet, and the replays with the same times of answers."""
+    """A live day of a fleet, and the replays with the same answers."""
 
     seed: int
-    days: tuple[LiveDay, ...]
-    own: tuple[WindowResult, ...]
-    """Replays of `spothedge+`."""
-    hedge: tuple[WindowResult, ...]
-    """Replays of SpotHedge with one spare."""
+    day: LiveDay
+    own: WindowResult
+    """The replay of `spothedge+`."""
+    hedge: WindowResult
+    """The replay of SpotHedge with one spare."""
 
     @classmethod
-    def of(cls, seed: int, days: Sequence[LiveDay], trace: SpotTrace, rules: Sequence[ReplaySettings]) -> Self:
-        """Returns the result with a replay of each policy for each of `rules`."""
+    def of(
+        cls, seed: int, day: LiveDay, trace: SpotTrace, rules: ReplaySettings, answers: RecordedAnswers | None = None
+    ) -> Self:
+        """Returns the result with a replay of each policy, which decides at each change.
 
-        def replayed(name: str) -> tuple[WindowResult, ...]:
+        Args:
+            seed: the number of the fleet.
+            day: the live day.
+            trace: the capacity.
+            rules: the settings of the replays.
+            answers: the answers to launches; None: those of `rules`.
+        """
+
+        def replayed(name: str) -> WindowResult:
             made = make_policy(name, PolicySettings(trace.zones))
-            return tuple(replay_spans(trace, made, one, 0, trace.ticks)[0] for one in rules)
+            return replay_spans(trace, made, rules, 0, trace.ticks, answers=answers)[0]
 
-        return cls(seed, tuple(days), replayed("spothedge+"), replayed("spothedge"))
+        return cls(seed, day, replayed("spothedge+"), replayed("spothedge"))
 
     @property
     def points(self) -> float:
         """The difference in availability from the replay, in points of a percent."""
-        return 100 * (fmean(one.availability for one in self.days) - fmean(one.availability for one in self.own))
+        return 100 * (self.day.availability - self.own.availability)
 
     @property
     def cost(self) -> float:
         """The difference in cost from the replay, as a share of the replay's."""
-        return fmean(one.cost for one in self.days) / fmean(one.cost for one in self.own) - 1
+        return self.day.cost / self.own.cost - 1
 
     @property
     def launches(self) -> float:
         """The launches of a live day, refused ones included, for each launch of SpotHedge."""
-        return fmean(len(one.replicas) for one in self.days) / fmean(one.launches + one.refusals for one in self.hedge)
+        return len(self.day.replicas) / (self.hedge.launches + self.hedge.refusals)
 
     @property
     def away(self) -> int:
         """The number of granted spot machines that were thrown away."""
-        return sum(len(one.thrown_away()) for one in self.days)
+        return len(self.day.thrown_away())
 
     def missed(self) -> list[str]:
         """Returns the bars that the fleet misses."""
@@ -252,25 +288,25 @@ class FleetResult:
         return [name for name, holds in bars.items() if not holds]
 
     def __str__(self) -> str:
-        courses = [one for day in self.days for one in day.replicas]
+        courses = self.day.replicas
         granted = Counter("spot" if one.is_spot else "on-demand" for one in courses if one.granted_s is not None)
-        days = len(self.days)
         return (
-            f"fleet {self.seed}: availability {100 * fmean(one.availability for one in self.days):.2f} %"
-            f" ({self.points:+.2f} points), cost {100 * fmean(one.cost for one in self.days):.1f} %"
-            f" ({100 * self.cost:+.1f} %), launches {len(courses) / days:.0f} ({self.launches:.2f} of SpotHedge's),"
-            f" granted {granted['spot'] / days:.0f} spot and {granted['on-demand'] / days:.0f} on-demand,"
+            f"fleet {self.seed}: availability {100 * self.day.availability:.2f} %"
+            f" ({self.points:+.2f} points), cost {100 * self.day.cost:.1f} %"
+            f" ({100 * self.cost:+.1f} %), launches {len(courses)} ({self.launches:.2f} of SpotHedge's),"
+            f" granted {granted['spot']} spot and {granted['on-demand']} on-demand,"
             f" thrown away {self.away}"
         )
 
 
 def judge(seed: int, trace: SpotTrace, day: LiveDay) -> list[str]:
     """Prints the figures of a fleet, and returns the bars that it misses."""
-    rules = [ReplaySettings(TARGET, day.cold_start_s, PRICE_RATIO, day.answers(draw)) for draw in range(_SEEDS)]
-    result, answers = FleetResult.of(seed, [day], _moved(trace, day.first_tick), rules), day.answers(0)
+    moved, answers = _moved(trace, day.began_s), RecordedAnswers.of(day.replicas, _SHORT_S)
+    result = FleetResult.of(seed, day, moved, ReplaySettings(TARGET, day.cold_start_s, PRICE_RATIO), answers)
+    granted, refused = ([one[3] for one in answers.launches if one[1] == is_granted] for is_granted in (True, False))
     print(
-        f"{result}; cold start {day.cold_start_s:.0f} s, grants after {answers.granted_s:.0f} s, refusals after"
-        f" {answers.refused_s:.0f} s",
+        f"{result}; cold start {day.cold_start_s:.0f} s, grants after {fmean(granted or [0.0]):.0f} s, refusals after"
+        f" {fmean(refused or [0.0]):.0f} s",
         flush=True,
     )
     return [f"fleet {seed}: {name}" for name in result.missed()]

@@ -3,6 +3,25 @@
 import random
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Answers(Protocol):
+    """The answers of one run.
+
+    They are a function of zone and time: two runs that ask alike are answered alike. If they depended on the number of
+    the launch, one launch more in one of the runs would change all later answers.
+    """
+
+    def next(self, zone: str | None, tick: int, *, has_room: bool) -> tuple[bool, float]:
+        """Returns whether a launch is granted, and the time in seconds until this answer.
+
+        Args:
+            zone: the zone; None: on-demand.
+            tick: the tick of the launch.
+            has_room: whether the zone has capacity.
+        """
+        ...
 
 
 @dataclass(frozen=True)
@@ -18,20 +37,21 @@ class AnswerSettings:
     seed: str = ""
     """The draws depend on it, on the zone, on the tick, and on the number of launches there in this tick."""
 
+    def begin(self) -> "DrawnAnswers":
+        """Returns the answers of a run that begins."""
+        return DrawnAnswers(self)
+
 
 @dataclass
-class Answers:
-    """The answers of one run. They are a function of zone and time: two runs that ask alike are answered alike.
-
-    If they depended on the number of the launch, one launch more in one of the runs would change all later answers.
-    """
+class DrawnAnswers:
+    """The answers of one run, drawn for each zone, tick and number of the launch in both."""
 
     settings: AnswerSettings
     asked: Counter[tuple[str | None, int]] = field(default_factory=Counter)
-    """The number of launches so far, by zone (None: on-demand) and tick."""
+    """The number of launches so far, by zone and tick."""
 
     def next(self, zone: str | None, tick: int, *, has_room: bool) -> tuple[bool, float]:
-        """Returns whether a launch is granted, and the time in seconds until this answer."""
+        """See `Answers.next`."""
         launch = f"{zone} {tick} {self.asked[zone, tick]}"
         self.asked[zone, tick] += 1
         share = self.settings.refused_share if zone is not None else 0.0

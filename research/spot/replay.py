@@ -10,6 +10,8 @@ replicas are always available. A replica is billed from its grant to its end, an
 A window starts without replicas, so its first cold start counts as unavailable.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -125,6 +127,8 @@ class _Window:
     settings: ReplaySettings
     state: PolicyState
     answers: Answers
+    decide_at_s: deque[float] | None = None
+    """When the policy decides, once at each of these times; None: whenever something changes."""
     now_s: float = 0.0
     capacity: dict[str, int] = field(default_factory=dict)
     asked: dict[int, _Asked] = field(default_factory=dict)
@@ -156,22 +160,31 @@ class _Window:
                 self.events.append(ZoneEvent(ZoneEventKind.PREEMPTED, zone.name))
 
     def decide(self) -> None:
-        """Lets the policy decide until it returns no action."""
+        """Lets the policy decide until it returns no action; with times of decisions, once if one is due."""
         most = _MOST_ROUNDS + 4 * len(self.trace.zones)
         for _ in range(most):
             self._answer()
             self._end_cold_starts()
-            both = {number: one.seen(number) for number, one in self.asked.items()}
-            both |= {number: one.seen() for number, one in self.replicas.items()}
-            seen = tuple(both[number] for number in sorted(both))
-            observation = Observation(self.now_s, self.settings.target, seen, tuple(self.events))
-            self.events.clear()
-            self.state, actions = self.policy.decide(self.state, observation)
-            if not actions:
+            if self.decide_at_s is not None:
+                if self.decide_at_s and self.decide_at_s[0] <= self.now_s:
+                    self.decide_at_s.popleft()
+                    self._decide_once()
                 return
-            for action in actions:
-                self._apply(action)
+            if not self._decide_once():
+                return
         raise RuntimeError(f"{self.policy!r} still returns actions after {most} decisions at one time")
+
+    def _decide_once(self) -> bool:
+        """Carries out the actions of one decision; returns whether there were any."""
+        both = {number: one.seen(number) for number, one in self.asked.items()}
+        both |= {number: one.seen() for number, one in self.replicas.items()}
+        seen = tuple(both[number] for number in sorted(both))
+        observation = Observation(self.now_s, self.settings.target, seen, tuple(self.events))
+        self.events.clear()
+        self.state, actions = self.policy.decide(self.state, observation)
+        for action in actions:
+            self._apply(action)
+        return bool(actions)
 
     def pass_time(self, until_s: float) -> None:
         """Advances the time, and adds up availability and cost. No replica changes in between."""
@@ -185,11 +198,14 @@ class _Window:
             self.on_demand_s += span_s if one.kind is CapacityKind.ON_DEMAND else 0.0
 
     def next_s(self) -> float:
-        """Returns the next answer, end of a cold start or end of a zone's pause; infinity if there is none."""
+        """Returns the next answer, end of a cold start or time of a decision; infinity if there is none."""
         starting = (one.ready_at_s for one in self.replicas.values() if one.state is ReplicaState.PROVISIONING)
-        wake_s = self.state.wake_at_s(self.now_s)
-        pauses = () if wake_s is None else (wake_s,)
-        return min(*starting, *(one.answer_at_s for one in self.asked.values()), *pauses, float("inf"), float("inf"))
+        if self.decide_at_s is None:
+            wake_s = self.state.wake_at_s(self.now_s)
+        else:
+            wake_s = self.decide_at_s[0] if self.decide_at_s else None
+        wakes = () if wake_s is None else (wake_s,)
+        return min(*starting, *(one.answer_at_s for one in self.asked.values()), *wakes, float("inf"), float("inf"))
 
     def _answer(self) -> None:
         due = [(one.answer_at_s, number) for number, one in self.asked.items() if one.answer_at_s <= self.now_s]
@@ -253,9 +269,25 @@ class _Window:
 
 
 def replay_spans(
-    trace: SpotTrace, policy: SpotPolicy, settings: ReplaySettings, first_tick: int, ticks: int
+    trace: SpotTrace,
+    policy: SpotPolicy,
+    settings: ReplaySettings,
+    first_tick: int,
+    ticks: int,
+    decide_at_s: Sequence[float] | None = None,
+    answers: Answers | None = None,
 ) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
     """Replays the ticks [first_tick, first_tick + ticks) with a policy. Equal arguments give equal results.
+
+    Args:
+        trace: the capacity.
+        policy: the policy.
+        settings: the settings.
+        first_tick: the first tick.
+        ticks: their number.
+        decide_at_s: the times since the first tick at which the policy decides, in order, and once at each, for a
+            comparison with a service that decided then; None: at each change, until it returns no action.
+        answers: the answers to launches; None: those of the settings.
 
     Returns the measurements, and all replicas by number.
 
@@ -265,7 +297,8 @@ def replay_spans(
     """
     if not (first_tick >= 0 and ticks > 0 and first_tick + ticks <= trace.ticks):
         raise ValueError(f"ticks {first_tick} to {first_tick + ticks}: the trace has {trace.ticks} ticks")
-    window = _Window(trace, policy, settings, policy.start(), Answers(settings.answers))
+    times_s = None if decide_at_s is None else deque(decide_at_s)
+    window = _Window(trace, policy, settings, policy.start(), answers or settings.answers.begin(), times_s)
     for tick in range(ticks):
         window.change_capacity(first_tick + tick)
         window.decide()

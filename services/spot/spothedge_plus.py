@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from domain.capacity import CapacityKind
 from services.spot.estimates import Estimates, group_of
@@ -19,7 +20,7 @@ _FORBIDDEN = 1e6
 _LATE = 3.0
 """A launch without an answer, and a replica that is not ready, is late after so many times the expected time."""
 _REVIEW_S = 300.0
-"""Without a change, the policy decides at multiples of this time. Between them its estimates change, and so its plans."""
+"""Without a change, the policy decides at multiples of this time, because its estimates change with time."""
 KEPT_S = 600.0
 """A granted spot replica is kept for this long: zones that grant one are not taken for granted."""
 
@@ -46,17 +47,16 @@ class SpotHedgePlus:
     far_share: float = 0.02
     """The share of losses in which all zones of all groups are lost together."""
     horizon_h: float = 2.0
-    """The time in hours within which a launch must have paid for its cold start. For so long after a launch, no replica
-    moves to another zone, unless spot replicas are missing."""
+    """The time in hours within which a launch must have paid for its cold start."""
+    still_h: float = 4.0
+    """For so many hours after a launch, no replica moves to another zone, unless spot replicas are missing."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again while spot replicas are missing."""
     longest_retry_s: float = 3600.0
     """The limit of that time while no spot replica is missing: the time doubles with each refusal in a row."""
-    short_retry_s: float = 1200.0
-    """The limit for zones that held replicas when they refused another one, while spot replicas are missing."""
-    full_retry_s: float = 14400.0
-    """The limit for these zones while no spot replica is missing: they are full, not down. Their first pause is
-    `longest_retry_s`."""
+    full_retry_s: float = 1200.0
+    """The limit for zones that held replicas when they refused another one, while spot replicas are missing. Otherwise
+    these zones are not asked for more: they are full, not down."""
 
     def __post_init__(self) -> None:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
@@ -135,7 +135,7 @@ class SpotHedgePlus:
         self, state: PolicyState, observation: Observation, kept: Collection[int], late: Collection[int]
     ) -> dict[str | None, int]:
         """Returns how many replicas to have in each zone, and on demand (None)."""
-        target, known = observation.target, state.knowledge
+        now_s, target, known = observation.now_s, observation.target, state.knowledge
         if target == 0:
             return {}
         spot, others = split(observation.replicas)
@@ -146,7 +146,7 @@ class SpotHedgePlus:
         stand_in = sum(one.is_ready for one in others) > min(self.base, target)
         short = stand_in or sum(one.is_granted for one in there) < target
         waiting = self._waiting(state, observation, short=short)
-        hazards = self.estimates.hazards(known, observation.now_s)
+        hazards = self.estimates.hazards(known, now_s)
         zones = self.estimates.zones
         groups = {group: at for at, group in enumerate(dict.fromkeys(group_of(zone) for zone in zones))}
         options = [
@@ -178,7 +178,7 @@ class SpotHedgePlus:
             self.horizon_h,
             base,
             self.estimates.answer_s(known) / 3600 * self.on_demand_usd_per_h,
-            not short and observation.now_s - _last_launch_s(known) < 3600 * self.horizon_h,
+            not short and known.launched_at_s is not None and now_s - known.launched_at_s < 3600 * self.still_h,
             # If on-demand replicas took the place of spot replicas, these would be missing and be launched again.
             min(target - base, sum(min(option.held, option.most) for option in options[:-1])),
         )
@@ -191,20 +191,19 @@ class SpotHedgePlus:
     def _waiting(self, state: PolicyState, observation: Observation, *, short: bool) -> frozenset[str]:
         """Returns the zones in which no launch is tried now.
 
-        While no spot replica is missing, the pause of a zone that held replicas when it refused is long: it is full.
-        While spot replicas are missing, or on-demand replicas stand in for them, it is at most `short_retry_s`, and
-        that of another zone is not doubled, because the zone may have recovered.
+        While no spot replica is missing, a zone that held replicas when it refused is not asked for more: it is full.
+        While spot replicas are missing, or on-demand replicas stand in for them, its pause is at most `full_retry_s`,
+        and that of another zone is not doubled, because the zone may have recovered.
         """
         counts = dict(state.refusals)
 
         def pause_s(record: ZoneRecord, count: int) -> float:
-            if short and not record.room:
-                return 0.0
-            first_s, longest_s = self.retry_s, self.longest_retry_s
             if record.room:
-                first_s, longest_s = (first_s, self.short_retry_s) if short else (longest_s, self.full_retry_s)
+                longest_s = self.full_retry_s if short else inf
+            else:
+                longest_s = 0.0 if short else self.longest_retry_s
             # 2 ** 20 is above any useful limit, and keeps the number finite.
-            return min(longest_s, first_s * 2.0 ** min(20, count - 1))
+            return longest_s if longest_s == inf else min(longest_s, self.retry_s * 2.0 ** min(20, count - 1))
 
         paused = {
             name
@@ -343,13 +342,6 @@ def _enough_s(known: Knowledge, needed: int, late: Collection[int]) -> float:
     sure = [one for number, one in known.launches.items() if one.zone is not None and number not in late]
     times_s = sorted(one.granted_at_s for one in sure if one.granted_at_s is not None)
     return (times_s[needed - 1] if needed else float("-inf")) if needed <= len(times_s) else float("inf")
-
-
-def _last_launch_s(known: Knowledge) -> float:
-    """Returns when a spot replica that exists was launched last, or a launch was refused last."""
-    times_s = [one.asked_at_s for one in known.launches.values() if one.zone is not None]
-    times_s += [one.refused_at_s for one in known.zones.values() if one.refused_at_s is not None]
-    return max(times_s, default=float("-inf"))
 
 
 def _room(known: Knowledge, zone: Zone) -> int:

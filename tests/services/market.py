@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from domain.capacity import CapacityKind
-from research.spot.answers import AT_ONCE, Answers, AnswerSettings
+from research.spot.answers import AT_ONCE, AnswerSettings
 from research.spot.traces import SpotTrace
 from services.controller import decide
 from services.values import (
@@ -46,7 +46,7 @@ class Market:
     state: ServiceState | None = None
 
     def __post_init__(self) -> None:
-        self.drawn = Answers(self.answers)
+        self.drawn = self.answers.begin()
 
     def run(self, first: int, ticks: int) -> list[Launched]:
         """Runs the ticks from `first`; returns the launches that succeeded."""
