@@ -180,7 +180,7 @@ def summary(results: Iterable[ClockResult]) -> str:
     far = [str(one.seed) for one in free if {"availability", "cost"} & {*one.missed()}]
     lines = [
         f"{len(found)} fleets: {differences(same)}",
-        f"launches {fmean(one.launches for one in same):.2f} of SpotHedge's, thrown away {sum(one.away for one in same)}",
+        f"launches {fmean(one.launches for one in same):.2f} of SpotHedge's, thrown away {sum(o.away for o in same)}",
         f"replay without delays: {differences(free)}; beyond a bar: {len(far)} ({', '.join(far)})",
     ]
     lines += [f"bar missed: {name}: {len(fleets)} fleets ({', '.join(fleets)})" for name, fleets in missed.items()]

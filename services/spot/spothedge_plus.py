@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from zlib import crc32
 
 from domain.capacity import CapacityKind
 from services.spot.estimates import Estimates, group_of
@@ -76,7 +77,8 @@ class SpotHedgePlus:
         The times of decisions do not depend on how often the caller asks: an observation without a change is ignored
         until the next review, unless the decision before returned actions, which the caller may have postponed.
         """
-        if _is_as_before(state, observation):
+        settings = crc32(repr(self).encode())
+        if settings == state.settings and _is_as_before(state, observation):
             return state, ()
         now_s, known = observation.now_s, self.estimates.learn(state.knowledge, observation)
         granted = {one.zone or "" for number, one in known.launches.items() if _is_new(state.knowledge, number, one)}
@@ -97,7 +99,7 @@ class SpotHedgePlus:
         ends = self._ends(known, observation, plan, kept, launches, answered=bool(granted | refused))
         actions = (*launches, *ends)
         review_at_s = now_s if actions else (now_s // _REVIEW_S + 1) * _REVIEW_S
-        return replace(state, review_at_s=review_at_s), actions
+        return replace(state, review_at_s=review_at_s, settings=settings), actions
 
     def most_spot(self, target: int) -> int:
         """Returns N_tar + N_extra, the largest number of spot replicas that are launched at the same time."""

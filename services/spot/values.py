@@ -28,6 +28,8 @@ class PolicyState:
     """What `spothedge+` has learned about the zones."""
     review_at_s: float = 0.0
     """Until then `spothedge+` decides only if something has changed."""
+    settings: int = 0
+    """The checksum of the settings with which `spothedge+` decided last."""
 
     def waiting(self, now_s: float) -> frozenset[str]:
         """Returns the zones in which no launch is tried now, because they recently refused one."""
