@@ -12,8 +12,8 @@ from domain.capacity import CapacityKind
 from research.spot.answers import AnswerSettings
 from research.spot.replay import ReplaySettings, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
-from rigs.spot_clock import answers_of
-from rigs.spot_fleets import random_fleet
+from services.spot.estimates import Estimates
+from services.spot.knowledge import Knowledge
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge_plus import KEPT_S
 from services.spot.values import (
@@ -172,6 +172,10 @@ def test_a_full_zone_is_asked_for_what_it_has_had() -> None:
     assert [one.zone for one in actions if isinstance(one, Launch) and one.zone] == [full]
 
 
+def _ready(zone: str, count: int) -> tuple[SpotReplica, ...]:
+    return tuple(SpotReplica(at, CapacityKind.SPOT, zone, ReplicaState.READY) for at in range(count))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_decisions_do_not_depend_on_how_often_the_policy_is_asked(seed: int) -> None:
     """A replay asks in each tick. With ticks of a fifth of the length, the same launches follow at the same times.
@@ -201,23 +205,27 @@ def test_a_replay_repeats_the_decisions_of_given_times() -> None:
     assert replay_spans(trace, again, rules, 0, trace.ticks, [])[0].launches == 0
 
 
-def test_no_move_follows_the_end_of_the_replica_that_was_launched_last() -> None:
-    """On this fleet, a zone with one machine was left and entered again every 15 minutes."""
-    trace, (answers, cold_s) = random_fleet(15), answers_of(15)
-    counting = _Counting(make_policy("spothedge+", PolicySettings(trace.zones)))
-    _, spans = replay_spans(trace, counting, ReplaySettings(3, cold_s, 3.0, answers), 0, trace.ticks)
-    ended = [(one.zone, one.ended_s) for one in spans if one.ready_s is not None and not one.preempted]
-    back = [
-        one for one in spans if one.zone and any(z == one.zone and 0 <= one.launched_s - at_s < 60 for z, at_s in ended)
-    ]
-    assert not back
+def test_a_launch_counts_after_its_replica_has_ended() -> None:
+    """Replicas do not move for hours after a launch, also if the plan has ended the launched replica since.
+
+    Otherwise the end of a spare replica allows a move at once, the move's replica becomes the next spare, and so on.
+    """
+    zones = zones_of(2)
+    estimates, held = Estimates(zones), _ready(zones[0].name, 3)
+    spare = SpotReplica(3, CapacityKind.SPOT, zones[1].name, ReplicaState.PROVISIONING)
+    known = estimates.learn(Knowledge(), Observation(0.0, 3, held))
+    for now_s, seen in ((600.0, held), (1200.0, (*held, spare)), (2400.0, held), (3000.0, held)):
+        known = estimates.learn(known, Observation(now_s, 3, seen))
+    assert known.launched_at_s == 600.0
+    refused = (ZoneEvent(ZoneEventKind.REFUSED, zones[1].name),)
+    assert estimates.learn(known, Observation(3600.0, 3, held, refused)).launched_at_s == 3600.0
 
 
 @pytest.mark.parametrize("changed", [{"outage_price_s": 1e6}, {"base": 1}])
 def test_changed_settings_are_obeyed_at_once(changed: dict[str, Any]) -> None:
     """The policy does not wait for its next review if a setting of the service has changed."""
     zones = zones_of(1)
-    held = tuple(SpotReplica(at, CapacityKind.SPOT, zones[0].name, ReplicaState.READY) for at in range(3))
+    held = _ready(zones[0].name, 3)
     policy = make_policy("spothedge+", PolicySettings(zones, outage_price_s=0.0))
     state, actions = policy.decide(policy.start(), Observation(0.0, 3, held))
     assert not actions
