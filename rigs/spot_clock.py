@@ -4,8 +4,8 @@
 same answers: the k-th launch in a zone and a tick is answered after the same time, and refused or not, in both. No
 process is started: the controller decides as in `activities.services.step`, some time after each change and at
 intervals, and its state passes through JSON. Each fleet has its own mean times until a grant, until a refusal and until
-a replica is ready. On two of three fleets, zones also refuse launches although they have capacity. A replica that is
-ended drains first, and is billed meanwhile.
+a replica is ready. On two of three fleets, zones also refuse launches although they have capacity. A ready replica that
+is ended drains first, and is billed and holds its machine meanwhile, in the replays too.
 
 The bars are those of `rigs.spot_fleets`, for each fleet, against the replay that decides at the times at which the
 controller decided; a miss ends the run with exit code 1. Two seconds of delay can change one decision, and thereby all
@@ -54,7 +54,7 @@ def answers_of(seed: int) -> tuple[AnswerSettings, float]:
 
 @dataclass
 class LiveClock(Market):
-    """A day of a service. Other than in a replay, decisions follow changes late, and drains take time."""
+    """A day of a service. Other than in a replay, decisions follow changes late."""
 
     courses: dict[int, SpotReplicaCourse] = field(default_factory=dict)
     ready_s: float = 0.0
@@ -153,7 +153,7 @@ class ClockResult:
 def run_fleet(seed: int) -> ClockResult:
     """Runs a fleet live, and in the replays with the same answers."""
     trace, (answers, cold_s) = random_fleet(seed), answers_of(seed)
-    rules = ReplaySettings(TARGET, cold_s, PRICE_RATIO, answers)
+    rules = ReplaySettings(TARGET, cold_s, PRICE_RATIO, answers, _USUAL.drain_s)
     live = LiveClock.of(trace, answers, cold_s)
     free = FleetResult.of(seed, live.day(), trace, rules)
     policy = make_policy("spothedge+", PolicySettings(trace.zones))

@@ -46,6 +46,8 @@ class ReplaySettings:
     od_price_ratio: float = 3.0
     """k, the price of an on-demand replica over that of a spot replica with price 1."""
     answers: AnswerSettings = AT_ONCE
+    drain_s: float = 0.0
+    """For how long a ready replica that the policy ends is still billed, and holds its capacity."""
 
 
 @dataclass(frozen=True)
@@ -133,6 +135,8 @@ class _Window:
     capacity: dict[str, int] = field(default_factory=dict)
     asked: dict[int, _Asked] = field(default_factory=dict)
     replicas: dict[int, _Running] = field(default_factory=dict)
+    draining: dict[int, tuple[float, _Running]] = field(default_factory=dict)
+    """The replicas that drain, with the end of the drain."""
     events: list[ZoneEvent] = field(default_factory=list)
     spans: list[ReplicaSpan] = field(default_factory=list)
     """The replicas that have ended, in the order of their ends."""
@@ -150,10 +154,13 @@ class _Window:
         for zone, counts in zip(self.trace.zones, self.trace.capacity, strict=True):
             self.capacity[zone.name] = counts[tick]
             here = [number for number, one in self.replicas.items() if one.zone == zone.name]
+            here += [number for number, (_, one) in self.draining.items() if one.zone == zone.name]
             here += [number for number, one in self.asked.items() if one.zone == zone.name and one.is_granted]
             for number in sorted(here)[counts[tick] :]:
                 if number in self.asked:
                     self.asked[number].is_granted = False
+                    continue
+                if self.draining.pop(number, None) is not None:
                     continue
                 self._end(number, preempted=True)
                 self.preemptions += 1
@@ -192,7 +199,7 @@ class _Window:
         self.now_s = until_s
         if sum(one.state is ReplicaState.READY for one in self.replicas.values()) >= self.settings.target:
             self.available_s += span_s
-        for one in self.replicas.values():
+        for one in (*self.replicas.values(), *(one for _, one in self.draining.values())):
             self.spent += span_s * one.usd_per_h
             self.billed_s += span_s
             self.on_demand_s += span_s if one.kind is CapacityKind.ON_DEMAND else 0.0
@@ -204,10 +211,11 @@ class _Window:
             wake_s = self.state.wake_at_s(self.now_s)
         else:
             wake_s = self.decide_at_s[0] if self.decide_at_s else None
-        wakes = () if wake_s is None else (wake_s,)
+        wakes = (*(() if wake_s is None else (wake_s,)), *(end_s for end_s, _ in self.draining.values()))
         return min(*starting, *(one.answer_at_s for one in self.asked.values()), *wakes, float("inf"), float("inf"))
 
     def _answer(self) -> None:
+        self.draining = {number: one for number, one in self.draining.items() if one[0] > self.now_s}
         due = [(one.answer_at_s, number) for number, one in self.asked.items() if one.answer_at_s <= self.now_s]
         for _, number in sorted(due):
             one = self.asked.pop(number)
@@ -235,6 +243,9 @@ class _Window:
         if isinstance(action, Launch):
             self._launch(action)
         elif self.asked.pop(action.number, None) is None:
+            one = self.replicas[action.number]
+            if one.state is ReplicaState.READY and self.settings.drain_s:
+                self.draining[action.number] = self.now_s + self.settings.drain_s, one
             self._end(action.number, preempted=False)
 
     def _launch(self, action: Launch) -> None:
@@ -252,6 +263,7 @@ class _Window:
         if zone is None:
             return True
         held = sum(one.zone == zone for one in self.replicas.values())
+        held += sum(one.zone == zone for _, one in self.draining.values())
         held += sum(one.zone == zone and one.is_granted for one in self.asked.values())
         return held < self.capacity[zone]
 

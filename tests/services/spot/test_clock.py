@@ -18,8 +18,8 @@ def test_a_live_day_is_that_of_the_replay(seeds: tuple[int, ...]) -> None:
     """
     found = [run_fleet(seed) for seed in seeds]
     assert not sum(one.same.away for one in found)
-    assert max(abs(one.same.points) for one in found) <= 0.5
-    assert max(abs(one.same.cost) for one in found) <= 0.05
+    assert max(abs(one.same.points) for one in found) <= 0.01
+    assert max(abs(one.same.cost) for one in found) <= 0.001
     assert abs(fmean(one.free.points for one in found)) <= 0.5
     assert abs(fmean(one.free.cost for one in found)) <= 0.05
     assert fmean(one.same.launches for one in found) <= 2.0
