@@ -1,9 +1,9 @@
 """`spothedge+` on random fleets in real processes, at a multiple of the time, compared with the replay of the fleet.
 
 `python -m rigs.spot_fleets [FLEETS [MINUTES [FIRST_SEED]]]` runs a day of each fleet in so many minutes. The replay has
-the answers that the live service got: a launch is answered after as long as the live launch in the same zone with the
-same answer that was nearest in time. It has the mean cold start of the live service, and decides at each change. A miss
-of a bar ends the run with exit code 1:
+the answers and the cold starts that the live service got: those of the live launch with the same answer that was
+nearest in time; of launches at the same time, each has those of another one. The emulated cloud is as fast in each
+zone. The replay decides at each change. A miss of a bar ends the run with exit code 1:
 
 - the availability differs from that of the replay by at most 0.5 points, and the cost by at most 5 %;
 - the service launches at most twice as many replicas as SpotHedge with one spare in the replay;
@@ -16,7 +16,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -105,31 +105,46 @@ class SpotReplicaCourse:
     cause: str | None
 
 
-@dataclass(frozen=True)
+@dataclass
 class RecordedAnswers:
-    """The times of the answers to live launches, as a function of zone and time."""
+    """The times that a live service had to wait, as a function of the time at which the wait begins."""
 
-    launches: tuple[tuple[str | None, bool, float, float], ...]
-    """The zone, whether the launch was granted, when it was requested, and the time until the answer."""
+    waits: dict[str, list[tuple[float, float]]]
+    """When each wait began, and its length: until a grant, a refusal or the end of a cold start."""
     gap_s: float
     """The length of a tick of the replay in seconds."""
+    begun: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """The number of waits of the replay so far, by what is waited for and by tick."""
 
     @classmethod
     def of(cls, replicas: Iterable[SpotReplicaCourse], gap_s: float) -> Self:
         """Returns the answers to all launches that were answered."""
-        found: list[tuple[str | None, bool, float, float]] = []
+        waits: dict[str, list[tuple[float, float]]] = {}
         for one in replicas:
             if one.granted_s is not None:
-                found.append((one.zone, True, one.asked_s, one.granted_s - one.asked_s))
+                waits.setdefault(f"grant {one.is_spot}", []).append((one.asked_s, one.granted_s - one.asked_s))
+                if one.ready_s is not None:
+                    waits.setdefault(f"start {one.is_spot}", []).append((one.granted_s, one.ready_s - one.granted_s))
             elif one.cause == "refused":
-                found.append((one.zone, False, one.asked_s, one.ended_s - one.asked_s))
-        return cls(tuple(found), gap_s)
+                waits.setdefault("refusal", []).append((one.asked_s, one.ended_s - one.asked_s))
+        return cls(waits, gap_s)
 
     def next(self, zone: str | None, tick: int, *, has_room: bool) -> tuple[bool, float]:
-        """See `research.spot.answers.Answers.next`. Without an answer in the zone, that of any zone is taken."""
-        alike = [one for one in self.launches if one[1] == has_room and (one[0] is None) == (zone is None)]
-        near = [one for one in alike if one[0] == zone] or alike
-        return has_room, min(near, key=lambda one: abs(one[2] - tick * self.gap_s), default=(zone, True, 0.0, 0.0))[3]
+        """See `research.spot.answers.Answers.next`."""
+        return has_room, self._wait(f"grant {zone is not None}" if has_room else "refusal", tick) or 0.0
+
+    def cold_start_s(self, zone: str | None, tick: int) -> float | None:
+        """See `research.spot.answers.Answers.cold_start_s`."""
+        return self._wait(f"start {zone is not None}", tick)
+
+    def _wait(self, what: str, tick: int) -> float | None:
+        """Returns the length of the nearest wait, and of the next nearest one if this was taken in the same tick."""
+        if what not in self.waits:
+            return None
+        far = sorted((abs(at_s - tick * self.gap_s), wait_s) for at_s, wait_s in self.waits[what])
+        near = [wait_s for distance_s, wait_s in far if distance_s <= far[0][0] + _GAP_S]
+        self.begun[what, tick] += 1
+        return near[(self.begun[what, tick] - 1) % len(near)]
 
 
 @dataclass(frozen=True)
@@ -253,7 +268,8 @@ class FleetResult:
 
         def replayed(name: str) -> WindowResult:
             made = make_policy(name, PolicySettings(trace.zones))
-            return replay_spans(trace, made, rules, 0, trace.ticks, answers=answers)[0]
+            own = None if answers is None else replace(answers, begun=Counter())
+            return replay_spans(trace, made, rules, 0, trace.ticks, answers=own)[0]
 
         return cls(seed, day, replayed("spothedge+"), replayed("spothedge"))
 
@@ -303,10 +319,12 @@ def judge(seed: int, trace: SpotTrace, day: LiveDay) -> list[str]:
     """Prints the figures of a fleet, and returns the bars that it misses."""
     moved, answers = _moved(trace, day.began_s), RecordedAnswers.of(day.replicas, _SHORT_S)
     result = FleetResult.of(seed, day, moved, ReplaySettings(TARGET, day.cold_start_s, PRICE_RATIO), answers)
-    granted, refused = ([one[3] for one in answers.launches if one[1] == is_granted] for is_granted in (True, False))
+    granted = [*answers.waits.get("grant True", []), *answers.waits.get("grant False", [])]
+    granted_s = fmean([wait_s for _, wait_s in granted] or [0.0])
+    refused_s = fmean([wait_s for _, wait_s in answers.waits.get("refusal", [])] or [0.0])
     print(
-        f"{result}; cold start {day.cold_start_s:.0f} s, grants after {fmean(granted or [0.0]):.0f} s, refusals after"
-        f" {fmean(refused or [0.0]):.0f} s",
+        f"{result}; cold start {day.cold_start_s:.0f} s, grants after {granted_s:.0f} s, refusals after"
+        f" {refused_s:.0f} s",
         flush=True,
     )
     return [f"fleet {seed}: {name}" for name in result.missed()]

@@ -23,6 +23,10 @@ class Answers(Protocol):
         """
         ...
 
+    def cold_start_s(self, zone: str | None, tick: int) -> float | None:
+        """Returns the seconds from a grant in this tick until the replica is ready; None: as in the settings."""
+        ...
+
 
 @dataclass(frozen=True)
 class AnswerSettings:
@@ -58,6 +62,10 @@ class DrawnAnswers:
         granted = has_room and not (share > 0 and self._draw("refuses", launch).random() < share)
         mean_s = self.settings.granted_s if granted else self.settings.refused_s
         return granted, self._draw("answer", launch).expovariate(1 / mean_s) if mean_s > 0 else 0.0
+
+    def cold_start_s(self, zone: str | None, tick: int) -> float | None:
+        """See `Answers.cold_start_s`."""
+        return None
 
     def _draw(self, what: str, launch: str) -> random.Random:
         return random.Random(f"{self.settings.seed} {what} {launch}")

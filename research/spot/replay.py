@@ -270,7 +270,8 @@ class _Window:
     def _grant(self, number: int, kind: CapacityKind, zone: str | None) -> None:
         own = (one.usd_per_h for one in self.trace.zones if one.name == zone)
         price = next(own, self.settings.od_price_ratio)
-        ready_at_s = self.now_s + self.settings.cold_start_s
+        cold_s = self.answers.cold_start_s(zone, int(self.now_s // self.trace.gap_s))
+        ready_at_s = self.now_s + (self.settings.cold_start_s if cold_s is None else cold_s)
         self.replicas[number] = _Running(number, kind, zone, price, self.now_s, ready_at_s)
         self.launches += 1
 

@@ -26,15 +26,20 @@ def test_a_live_day_is_that_of_the_replay(seeds: tuple[int, ...]) -> None:
 
 
 def test_a_replay_has_the_answers_of_the_live_service() -> None:
-    """A launch is answered after as long as the nearest live launch in its zone that had the same answer."""
+    """A launch is answered after as long as the live launch that was nearest in time and had the same answer.
+
+    Launches of the same time have the answers of several live launches of about the same time. Cold starts likewise.
+    """
     courses = [
-        SpotReplicaCourse(True, "a", 0.0, 7.0, None, 900.0, None),
-        SpotReplicaCourse(True, "a", 600.0, 640.0, None, 900.0, None),
-        SpotReplicaCourse(True, "a", 600.0, None, None, 605.0, "refused"),
-        SpotReplicaCourse(True, "b", 0.0, None, None, 3.0, "refused"),
-        SpotReplicaCourse(False, None, 0.0, 1.0, None, 900.0, None),
+        SpotReplicaCourse(True, "a", 0.0, 7.0, 100.0, 9000.0, None),
+        SpotReplicaCourse(True, "a", 6000.0, 6040.0, 6100.0, 9000.0, None),
+        SpotReplicaCourse(True, "a", 6000.0, 6050.0, None, 9000.0, None),
+        SpotReplicaCourse(True, "a", 6000.0, None, None, 6005.0, "refused"),
+        SpotReplicaCourse(False, None, 0.0, 1.0, None, 9000.0, None),
     ]
     answers = RecordedAnswers.of(courses, 60.0)
-    asked = [("a", 0, True), ("a", 9, True), ("a", 0, False), ("b", 30, False), ("b", 0, True), (None, 9, True)]
+    asked = [("a", 0, True), ("b", 0, True), ("a", 95, True), ("b", 95, True), ("a", 0, False), (None, 95, True)]
     found = [answers.next(zone, tick, has_room=has_room) for zone, tick, has_room in asked]
-    assert found == [(True, 7.0), (True, 40.0), (False, 5.0), (False, 3.0), (True, 7.0), (True, 1.0)]
+    assert found == [(True, 7.0), (True, 7.0), (True, 40.0), (True, 50.0), (False, 5.0), (True, 1.0)]
+    assert [answers.cold_start_s("a", tick) for tick in (0, 95)] == [93.0, 60.0]
+    assert answers.cold_start_s(None, 0) is None
