@@ -205,14 +205,15 @@ class _Window:
             self.on_demand_s += span_s if one.kind is CapacityKind.ON_DEMAND else 0.0
 
     def next_s(self) -> float:
-        """Returns the next answer, end of a cold start or time of a decision; infinity if there is none."""
-        starting = (one.ready_at_s for one in self.replicas.values() if one.state is ReplicaState.PROVISIONING)
-        if self.decide_at_s is None:
-            wake_s = self.state.wake_at_s(self.now_s)
-        else:
-            wake_s = self.decide_at_s[0] if self.decide_at_s else None
-        wakes = (*(() if wake_s is None else (wake_s,)), *(end_s for end_s, _ in self.draining.values()))
-        return min(*starting, *(one.answer_at_s for one in self.asked.values()), *wakes, float("inf"), float("inf"))
+        """Returns the next answer, end of a cold start or drain, or time of a decision; infinity if there is none."""
+        times_s = [one.ready_at_s for one in self.replicas.values() if one.state is ReplicaState.PROVISIONING]
+        times_s += [one.answer_at_s for one in self.asked.values()]
+        times_s += [end_s for end_s, _ in self.draining.values()]
+        if self.decide_at_s is not None:
+            times_s += [self.decide_at_s[0]] if self.decide_at_s else []
+        elif (wake_s := self.state.wake_at_s(self.now_s)) is not None:
+            times_s.append(wake_s)
+        return min(times_s, default=float("inf"))
 
     def _answer(self) -> None:
         self.draining = {number: one for number, one in self.draining.items() if one[0] > self.now_s}
