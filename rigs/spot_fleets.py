@@ -1,8 +1,9 @@
 """`spothedge+` on random fleets in real processes, at a multiple of the time, compared with the replay of the fleet.
 
 `python -m rigs.spot_fleets [FLEETS [MINUTES [FIRST_SEED]]]` runs a day of each fleet in so many minutes. The replay has
-the answers that the live service got: their mean times, and the mean cold start. A miss of a bar ends the run with exit
-code 1:
+the answers and the cold starts that the live service got: those of the live launch with the same answer that was
+nearest in time; of launches at the same time, each has those of another one. The emulated cloud is as fast in each
+zone. The replay decides at each change. A miss of a bar ends the run with exit code 1:
 
 - the availability differs from that of the replay by at most 0.5 points, and the cost by at most 5 %;
 - the service launches at most twice as many replicas as SpotHedge with one spare in the replay;
@@ -14,8 +15,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from statistics import fmean
@@ -27,7 +28,6 @@ from sqlalchemy import select
 from infra.db.capacity import InstanceRow
 from infra.db.session import open_engine, transaction
 from infra.stack.postgres import EmbeddedPostgres
-from research.spot.answers import AnswerSettings
 from research.spot.replay import ReplaySettings, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
 from services.spot.policies import PolicySettings, make_policy
@@ -37,8 +37,8 @@ from tests.stack.harness import Up, wait_until
 
 TARGET, PRICE_RATIO = 3, 3.0
 _GAP_S, _DAY_S = 300.0, 86400.0
-_SEEDS = 10
-"""Number of replays, with different times of answers, that are averaged."""
+_SHORT_S = 60.0
+"""The ticks of the replay: the service may have begun at any time within a tick of the trace."""
 _POINTS, _COST, _LAUNCHES = 0.5, 0.05, 2.0
 _FLEET = """
 version: 1
@@ -96,11 +96,55 @@ class SpotReplicaCourse:
     """A replica of the live service. Times are seconds of the trace since the service was created."""
 
     is_spot: bool
+    zone: str | None
+    """The zone of the trace; None: on-demand."""
     asked_s: float
     granted_s: float | None
     ready_s: float | None
     ended_s: float
     cause: str | None
+
+
+@dataclass
+class RecordedAnswers:
+    """The times that a live service had to wait, as a function of the time at which the wait begins."""
+
+    waits: dict[str, list[tuple[float, float]]]
+    """When each wait began, and its length: until a grant, a refusal or the end of a cold start."""
+    gap_s: float
+    """The length of a tick of the replay in seconds."""
+    begun: Counter[tuple[str, int]] = field(default_factory=Counter)
+    """The number of waits of the replay so far, by what is waited for and by tick."""
+
+    @classmethod
+    def of(cls, replicas: Iterable[SpotReplicaCourse], gap_s: float) -> Self:
+        """Returns the answers to all launches that were answered."""
+        waits: dict[str, list[tuple[float, float]]] = {}
+        for one in replicas:
+            if one.granted_s is not None:
+                waits.setdefault(f"grant {one.is_spot}", []).append((one.asked_s, one.granted_s - one.asked_s))
+                if one.ready_s is not None:
+                    waits.setdefault(f"start {one.is_spot}", []).append((one.granted_s, one.ready_s - one.granted_s))
+            elif one.cause == "refused":
+                waits.setdefault("refusal", []).append((one.asked_s, one.ended_s - one.asked_s))
+        return cls(waits, gap_s)
+
+    def next(self, zone: str | None, tick: int, *, has_room: bool) -> tuple[bool, float]:
+        """See `research.spot.answers.Answers.next`."""
+        return has_room, self._wait(f"grant {zone is not None}" if has_room else "refusal", tick) or 0.0
+
+    def cold_start_s(self, zone: str | None, tick: int) -> float | None:
+        """See `research.spot.answers.Answers.cold_start_s`."""
+        return self._wait(f"start {zone is not None}", tick)
+
+    def _wait(self, what: str, tick: int) -> float | None:
+        """Returns the length of the nearest wait, and of the next nearest one if this was taken in the same tick."""
+        if what not in self.waits:
+            return None
+        far = sorted((abs(at_s - tick * self.gap_s), wait_s) for at_s, wait_s in self.waits[what])
+        near = [wait_s for distance_s, wait_s in far if distance_s <= far[0][0] + _GAP_S]
+        self.begun[what, tick] += 1
+        return near[(self.begun[what, tick] - 1) % len(near)]
 
 
 @dataclass(frozen=True)
@@ -109,14 +153,9 @@ class LiveDay:
 
     availability: float
     cost: float
-    first_tick: int
+    began_s: float
+    """When the service was created, in seconds of the trace."""
     replicas: tuple[SpotReplicaCourse, ...]
-
-    def answers(self, seed: int) -> AnswerSettings:
-        """Returns answer times that match those of the live service on average."""
-        granted = [one.granted_s - one.asked_s for one in self.replicas if one.granted_s is not None]
-        refused = [one.ended_s - one.asked_s for one in self.replicas if one.cause == "refused"]
-        return AnswerSettings(fmean(refused or [0.0]), fmean(granted or [0.0]), seed=str(seed))
 
     @property
     def cold_start_s(self) -> float:
@@ -167,6 +206,7 @@ def run_live(trace: SpotTrace, folder: Path, minutes: float) -> LiveDay:
     courses = [
         SpotReplicaCourse(
             one["kind"] == "spot",
+            one["zone"] if one["kind"] == "spot" else None,
             at(one["launched_at"]) or 0.0,
             at(granted.get(one["workload"])),
             at(one["ready_at"]),
@@ -176,8 +216,7 @@ def run_live(trace: SpotTrace, folder: Path, minutes: float) -> LiveDay:
         for one in replicas
     ]
     cost = service["usd"] / service["usd_on_demand"]
-    first_tick = round((began_s - first_s) * speed / trace.gap_s)
-    return LiveDay(service["availability"], cost, first_tick, tuple(courses))
+    return LiveDay(service["availability"], cost, (began_s - first_s) * speed, tuple(courses))
 
 
 def _granted(up: Up) -> dict[str, datetime]:
@@ -194,52 +233,65 @@ def _seconds(time_: str | datetime) -> float:
     return (datetime.fromisoformat(time_) if isinstance(time_, str) else time_).timestamp()
 
 
-def _moved(trace: SpotTrace, first_tick: int) -> SpotTrace:
-    """Returns the trace from a tick on, with the ticks before at the end."""
-    first = first_tick % trace.ticks
-    return replace(trace, capacity=tuple(own[first:] + own[:first] for own in trace.capacity))
+def _moved(trace: SpotTrace, first_s: float) -> SpotTrace:
+    """Returns the trace in short ticks from a time on, with what is before at the end."""
+    parts = round(trace.gap_s / _SHORT_S)
+    first = round(first_s / _SHORT_S) % (trace.ticks * parts)
+    rows = (tuple(count for count in own for _ in range(parts)) for own in trace.capacity)
+    return replace(trace, gap_s=_SHORT_S, capacity=tuple(own[first:] + own[:first] for own in rows))
 
 
 @dataclass(frozen=True)
 class FleetResult:
-    """The live days of a fleet, and the replays with the same times of answers."""
+    """A live day of a fleet, and the replays with the same answers."""
 
     seed: int
-    days: tuple[LiveDay, ...]
-    own: tuple[WindowResult, ...]
-    """Replays of `spothedge+`."""
-    hedge: tuple[WindowResult, ...]
-    """Replays of SpotHedge with one spare."""
+    day: LiveDay
+    own: WindowResult
+    """The replay of `spothedge+`."""
+    hedge: WindowResult
+    """The replay of SpotHedge with one spare."""
 
     @classmethod
-    def of(cls, seed: int, days: Sequence[LiveDay], trace: SpotTrace, rules: Sequence[ReplaySettings]) -> Self:
-        """Returns the result with a replay of each policy for each of `rules`."""
+    def of(
+        cls, seed: int, day: LiveDay, trace: SpotTrace, rules: ReplaySettings, answers: RecordedAnswers | None = None
+    ) -> Self:
+        """Returns the result with a replay of each policy, which decides at each change.
 
-        def replayed(name: str) -> tuple[WindowResult, ...]:
+        Args:
+            seed: the number of the fleet.
+            day: the live day.
+            trace: the capacity.
+            rules: the settings of the replays.
+            answers: the answers to launches; None: those of `rules`.
+        """
+
+        def replayed(name: str) -> WindowResult:
             made = make_policy(name, PolicySettings(trace.zones))
-            return tuple(replay_spans(trace, made, one, 0, trace.ticks)[0] for one in rules)
+            own = None if answers is None else replace(answers, begun=Counter())
+            return replay_spans(trace, made, rules, 0, trace.ticks, answers=own)[0]
 
-        return cls(seed, tuple(days), replayed("spothedge+"), replayed("spothedge"))
+        return cls(seed, day, replayed("spothedge+"), replayed("spothedge"))
 
     @property
     def points(self) -> float:
         """The difference in availability from the replay, in points of a percent."""
-        return 100 * (fmean(one.availability for one in self.days) - fmean(one.availability for one in self.own))
+        return 100 * (self.day.availability - self.own.availability)
 
     @property
     def cost(self) -> float:
         """The difference in cost from the replay, as a share of the replay's."""
-        return fmean(one.cost for one in self.days) / fmean(one.cost for one in self.own) - 1
+        return self.day.cost / self.own.cost - 1
 
     @property
     def launches(self) -> float:
         """The launches of a live day, refused ones included, for each launch of SpotHedge."""
-        return fmean(len(one.replicas) for one in self.days) / fmean(one.launches + one.refusals for one in self.hedge)
+        return len(self.day.replicas) / (self.hedge.launches + self.hedge.refusals)
 
     @property
     def away(self) -> int:
         """The number of granted spot machines that were thrown away."""
-        return sum(len(one.thrown_away()) for one in self.days)
+        return len(self.day.thrown_away())
 
     def missed(self) -> list[str]:
         """Returns the bars that the fleet misses."""
@@ -252,25 +304,27 @@ class FleetResult:
         return [name for name, holds in bars.items() if not holds]
 
     def __str__(self) -> str:
-        courses = [one for day in self.days for one in day.replicas]
+        courses = self.day.replicas
         granted = Counter("spot" if one.is_spot else "on-demand" for one in courses if one.granted_s is not None)
-        days = len(self.days)
         return (
-            f"fleet {self.seed}: availability {100 * fmean(one.availability for one in self.days):.2f} %"
-            f" ({self.points:+.2f} points), cost {100 * fmean(one.cost for one in self.days):.1f} %"
-            f" ({100 * self.cost:+.1f} %), launches {len(courses) / days:.0f} ({self.launches:.2f} of SpotHedge's),"
-            f" granted {granted['spot'] / days:.0f} spot and {granted['on-demand'] / days:.0f} on-demand,"
+            f"fleet {self.seed}: availability {100 * self.day.availability:.2f} %"
+            f" ({self.points:+.2f} points), cost {100 * self.day.cost:.1f} %"
+            f" ({100 * self.cost:+.1f} %), launches {len(courses)} ({self.launches:.2f} of SpotHedge's),"
+            f" granted {granted['spot']} spot and {granted['on-demand']} on-demand,"
             f" thrown away {self.away}"
         )
 
 
 def judge(seed: int, trace: SpotTrace, day: LiveDay) -> list[str]:
     """Prints the figures of a fleet, and returns the bars that it misses."""
-    rules = [ReplaySettings(TARGET, day.cold_start_s, PRICE_RATIO, day.answers(draw)) for draw in range(_SEEDS)]
-    result, answers = FleetResult.of(seed, [day], _moved(trace, day.first_tick), rules), day.answers(0)
+    moved, answers = _moved(trace, day.began_s), RecordedAnswers.of(day.replicas, _SHORT_S)
+    result = FleetResult.of(seed, day, moved, ReplaySettings(TARGET, day.cold_start_s, PRICE_RATIO), answers)
+    granted = [*answers.waits.get("grant True", []), *answers.waits.get("grant False", [])]
+    granted_s = fmean([wait_s for _, wait_s in granted] or [0.0])
+    refused_s = fmean([wait_s for _, wait_s in answers.waits.get("refusal", [])] or [0.0])
     print(
-        f"{result}; cold start {day.cold_start_s:.0f} s, grants after {answers.granted_s:.0f} s, refusals after"
-        f" {answers.refused_s:.0f} s",
+        f"{result}; cold start {day.cold_start_s:.0f} s, grants after {granted_s:.0f} s, refusals after"
+        f" {refused_s:.0f} s",
         flush=True,
     )
     return [f"fleet {seed}: {name}" for name in result.missed()]

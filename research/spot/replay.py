@@ -10,11 +10,13 @@ replicas are always available. A replica is billed from its grant to its end, an
 A window starts without replicas, so its first cold start counts as unavailable.
 """
 
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from domain.capacity import CapacityKind
-from research.spot.answers import AT_ONCE, AnswerSettings
+from research.spot.answers import AT_ONCE, Answers, AnswerSettings
 from research.spot.traces import SpotTrace
 from services.spot.values import (
     Action,
@@ -44,6 +46,8 @@ class ReplaySettings:
     od_price_ratio: float = 3.0
     """k, the price of an on-demand replica over that of a spot replica with price 1."""
     answers: AnswerSettings = AT_ONCE
+    drain_s: float = 0.0
+    """For how long a ready replica that the policy ends is still billed, and holds its capacity."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +128,15 @@ class _Window:
     policy: SpotPolicy
     settings: ReplaySettings
     state: PolicyState
+    answers: Answers
+    decide_at_s: deque[float] | None = None
+    """When the policy decides, once at each of these times; None: whenever something changes."""
     now_s: float = 0.0
     capacity: dict[str, int] = field(default_factory=dict)
     asked: dict[int, _Asked] = field(default_factory=dict)
     replicas: dict[int, _Running] = field(default_factory=dict)
+    draining: dict[int, tuple[float, _Running]] = field(default_factory=dict)
+    """The replicas that drain, with the end of the drain."""
     events: list[ZoneEvent] = field(default_factory=list)
     spans: list[ReplicaSpan] = field(default_factory=list)
     """The replicas that have ended, in the order of their ends."""
@@ -145,32 +154,44 @@ class _Window:
         for zone, counts in zip(self.trace.zones, self.trace.capacity, strict=True):
             self.capacity[zone.name] = counts[tick]
             here = [number for number, one in self.replicas.items() if one.zone == zone.name]
+            here += [number for number, (_, one) in self.draining.items() if one.zone == zone.name]
             here += [number for number, one in self.asked.items() if one.zone == zone.name and one.is_granted]
             for number in sorted(here)[counts[tick] :]:
                 if number in self.asked:
                     self.asked[number].is_granted = False
+                    continue
+                if self.draining.pop(number, None) is not None:
                     continue
                 self._end(number, preempted=True)
                 self.preemptions += 1
                 self.events.append(ZoneEvent(ZoneEventKind.PREEMPTED, zone.name))
 
     def decide(self) -> None:
-        """Lets the policy decide until it returns no action."""
+        """Lets the policy decide until it returns no action; with times of decisions, once if one is due."""
         most = _MOST_ROUNDS + 4 * len(self.trace.zones)
         for _ in range(most):
             self._answer()
             self._end_cold_starts()
-            both = {number: one.seen(number) for number, one in self.asked.items()}
-            both |= {number: one.seen() for number, one in self.replicas.items()}
-            seen = tuple(both[number] for number in sorted(both))
-            observation = Observation(self.now_s, self.settings.target, seen, tuple(self.events))
-            self.events.clear()
-            self.state, actions = self.policy.decide(self.state, observation)
-            if not actions:
+            if self.decide_at_s is not None:
+                if self.decide_at_s and self.decide_at_s[0] <= self.now_s:
+                    self.decide_at_s.popleft()
+                    self._decide_once()
                 return
-            for action in actions:
-                self._apply(action)
+            if not self._decide_once():
+                return
         raise RuntimeError(f"{self.policy!r} still returns actions after {most} decisions at one time")
+
+    def _decide_once(self) -> bool:
+        """Carries out the actions of one decision; returns whether there were any."""
+        both = {number: one.seen(number) for number, one in self.asked.items()}
+        both |= {number: one.seen() for number, one in self.replicas.items()}
+        seen = tuple(both[number] for number in sorted(both))
+        observation = Observation(self.now_s, self.settings.target, seen, tuple(self.events))
+        self.events.clear()
+        self.state, actions = self.policy.decide(self.state, observation)
+        for action in actions:
+            self._apply(action)
+        return bool(actions)
 
     def pass_time(self, until_s: float) -> None:
         """Advances the time, and adds up availability and cost. No replica changes in between."""
@@ -178,19 +199,24 @@ class _Window:
         self.now_s = until_s
         if sum(one.state is ReplicaState.READY for one in self.replicas.values()) >= self.settings.target:
             self.available_s += span_s
-        for one in self.replicas.values():
+        for one in (*self.replicas.values(), *(one for _, one in self.draining.values())):
             self.spent += span_s * one.usd_per_h
             self.billed_s += span_s
             self.on_demand_s += span_s if one.kind is CapacityKind.ON_DEMAND else 0.0
 
     def next_s(self) -> float:
-        """Returns the next answer, end of a cold start or end of a zone's pause; infinity if there is none."""
-        starting = (one.ready_at_s for one in self.replicas.values() if one.state is ReplicaState.PROVISIONING)
-        wake_s = self.state.wake_at_s(self.now_s)
-        pauses = () if wake_s is None else (wake_s,)
-        return min(*starting, *(one.answer_at_s for one in self.asked.values()), *pauses, float("inf"), float("inf"))
+        """Returns the next answer, end of a cold start or drain, or time of a decision; infinity if there is none."""
+        times_s = [one.ready_at_s for one in self.replicas.values() if one.state is ReplicaState.PROVISIONING]
+        times_s += [one.answer_at_s for one in self.asked.values()]
+        times_s += [end_s for end_s, _ in self.draining.values()]
+        if self.decide_at_s is not None:
+            times_s += [self.decide_at_s[0]] if self.decide_at_s else []
+        elif (wake_s := self.state.wake_at_s(self.now_s)) is not None:
+            times_s.append(wake_s)
+        return min(times_s, default=float("inf"))
 
     def _answer(self) -> None:
+        self.draining = {number: one for number, one in self.draining.items() if one[0] > self.now_s}
         due = [(one.answer_at_s, number) for number, one in self.asked.items() if one.answer_at_s <= self.now_s]
         for _, number in sorted(due):
             one = self.asked.pop(number)
@@ -218,13 +244,15 @@ class _Window:
         if isinstance(action, Launch):
             self._launch(action)
         elif self.asked.pop(action.number, None) is None:
+            one = self.replicas[action.number]
+            if one.state is ReplicaState.READY and self.settings.drain_s:
+                self.draining[action.number] = self.now_s + self.settings.drain_s, one
             self._end(action.number, preempted=False)
 
     def _launch(self, action: Launch) -> None:
         number, self.numbers = self.numbers, self.numbers + 1
-        answers = self.settings.answers
-        granted = action.zone is None or (self._has_room(action.zone) and not answers.refuses(number))
-        after_s = answers.after_s(number, granted=granted)
+        tick = int(self.now_s // self.trace.gap_s)
+        granted, after_s = self.answers.next(action.zone, tick, has_room=self._has_room(action.zone))
         if after_s > 0:
             self.asked[number] = _Asked(action.kind, action.zone, self.now_s + after_s, granted)
         elif granted:
@@ -232,15 +260,19 @@ class _Window:
         else:
             self._refuse(action.zone)
 
-    def _has_room(self, zone: str) -> bool:
+    def _has_room(self, zone: str | None) -> bool:
+        if zone is None:
+            return True
         held = sum(one.zone == zone for one in self.replicas.values())
+        held += sum(one.zone == zone for _, one in self.draining.values())
         held += sum(one.zone == zone and one.is_granted for one in self.asked.values())
         return held < self.capacity[zone]
 
     def _grant(self, number: int, kind: CapacityKind, zone: str | None) -> None:
         own = (one.usd_per_h for one in self.trace.zones if one.name == zone)
         price = next(own, self.settings.od_price_ratio)
-        ready_at_s = self.now_s + self.settings.cold_start_s
+        cold_s = self.answers.cold_start_s(zone, int(self.now_s // self.trace.gap_s))
+        ready_at_s = self.now_s + (self.settings.cold_start_s if cold_s is None else cold_s)
         self.replicas[number] = _Running(number, kind, zone, price, self.now_s, ready_at_s)
         self.launches += 1
 
@@ -251,9 +283,25 @@ class _Window:
 
 
 def replay_spans(
-    trace: SpotTrace, policy: SpotPolicy, settings: ReplaySettings, first_tick: int, ticks: int
+    trace: SpotTrace,
+    policy: SpotPolicy,
+    settings: ReplaySettings,
+    first_tick: int,
+    ticks: int,
+    decide_at_s: Sequence[float] | None = None,
+    answers: Answers | None = None,
 ) -> tuple[WindowResult, tuple[ReplicaSpan, ...]]:
     """Replays the ticks [first_tick, first_tick + ticks) with a policy. Equal arguments give equal results.
+
+    Args:
+        trace: the capacity.
+        policy: the policy.
+        settings: the settings.
+        first_tick: the first tick.
+        ticks: their number.
+        decide_at_s: the times since the first tick at which the policy decides, in order, and once at each, for a
+            comparison with a service that decided then; None: at each change, until it returns no action.
+        answers: the answers to launches; None: those of the settings.
 
     Returns the measurements, and all replicas by number.
 
@@ -263,7 +311,8 @@ def replay_spans(
     """
     if not (first_tick >= 0 and ticks > 0 and first_tick + ticks <= trace.ticks):
         raise ValueError(f"ticks {first_tick} to {first_tick + ticks}: the trace has {trace.ticks} ticks")
-    window = _Window(trace, policy, settings, policy.start())
+    times_s = None if decide_at_s is None else deque(decide_at_s)
+    window = _Window(trace, policy, settings, policy.start(), answers or settings.answers.begin(), times_s)
     for tick in range(ticks):
         window.change_capacity(first_tick + tick)
         window.decide()

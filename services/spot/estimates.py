@@ -275,10 +275,14 @@ def _with_launches(knowledge: Knowledge, observation: Observation) -> Knowledge:
             if seen is not None:
                 gone.remove(seen)
             answers_s.append(now_s - (asked_at_s if seen is None else seen.asked_at_s))
+    new = (one for number, one in records.items() if number not in knowledge.launches)
+    launched_s = [one.asked_at_s for one in new if one.zone is not None]
+    launched_s += [now_s for event in observation.events if event.kind is ZoneEventKind.REFUSED]
     answer_s, answers = _mean(knowledge.answer_s, knowledge.answers, answers_s)
     cold_start_s, cold_starts = _mean(knowledge.cold_start_s, knowledge.cold_starts, colds_s)
     return replace(
         knowledge, now_s=now_s, target=observation.target, launches=records,
+        launched_at_s=max(launched_s, default=knowledge.launched_at_s),
         answer_s=answer_s, answers=answers, cold_start_s=cold_start_s, cold_starts=cold_starts,
     )  # fmt: skip
 

@@ -75,6 +75,8 @@ class Knowledge:
     """The record of each replica of the last observation, by number."""
     target: int = 0
     """N_tar at the last observation."""
+    launched_at_s: float | None = None
+    """When a spot replica was launched last, or a launch was refused last; None: never. It may have ended since."""
     answer_s: float | None = None
     """The mean time from a launch until its answer, of recent launches; None: none was answered yet."""
     answers: int = 0
@@ -101,6 +103,7 @@ class Knowledge:
         return replace(
             self,
             now_s=_moved(self.now_s, by_s),
+            launched_at_s=_moved(self.launched_at_s, by_s),
             zones={name: record.moved(by_s) for name, record in self.zones.items()},
             launches={number: record.moved(by_s) for number, record in self.launches.items()},
         )

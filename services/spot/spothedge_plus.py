@@ -3,6 +3,8 @@
 from collections import Counter
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from math import inf
+from zlib import crc32
 
 from domain.capacity import CapacityKind
 from services.spot.estimates import Estimates, group_of
@@ -18,6 +20,8 @@ _FORBIDDEN = 1e6
 """The factor on the price of on-demand replicas that may not be launched."""
 _LATE = 3.0
 """A launch without an answer, and a replica that is not ready, is late after so many times the expected time."""
+_REVIEW_S = 300.0
+"""Without a change, the policy decides at multiples of this time, because its estimates change with time."""
 KEPT_S = 600.0
 """A granted spot replica is kept for this long: zones that grant one are not taken for granted."""
 
@@ -44,17 +48,16 @@ class SpotHedgePlus:
     far_share: float = 0.02
     """The share of losses in which all zones of all groups are lost together."""
     horizon_h: float = 2.0
-    """The time in hours within which a launch must have paid for its cold start. For so long after a launch, no replica
-    moves to another zone, unless spot replicas are missing."""
+    """The time in hours within which a launch must have paid for its cold start."""
+    still_h: float = 4.0
+    """For so many hours after a launch, no replica moves to another zone, unless spot replicas are missing."""
     retry_s: float = 300.0
     """The time in seconds after which a zone that refused a launch is tried again while spot replicas are missing."""
     longest_retry_s: float = 3600.0
     """The limit of that time while no spot replica is missing: the time doubles with each refusal in a row."""
-    short_retry_s: float = 1200.0
-    """The limit for zones that held replicas when they refused another one, while spot replicas are missing."""
-    full_retry_s: float = 14400.0
-    """The limit for these zones while no spot replica is missing: they are full, not down. Their first pause is
-    `longest_retry_s`."""
+    full_retry_s: float = 1200.0
+    """The limit for zones that held replicas when they refused another one, while spot replicas are missing. Otherwise
+    these zones are not asked for more: they are full, not down."""
 
     def __post_init__(self) -> None:
         for name in ("on_demand_usd_per_h", "horizon_h", "retry_s"):
@@ -69,7 +72,14 @@ class SpotHedgePlus:
         return PolicyState()
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
-        """See `SpotPolicy.decide`."""
+        """See `SpotPolicy.decide`.
+
+        The times of decisions do not depend on how often the caller asks: an observation without a change is ignored
+        until the next review, unless the decision before returned actions, which the caller may have postponed.
+        """
+        settings = crc32(repr(self).encode())
+        if settings == state.settings and _is_as_before(state, observation):
+            return state, ()
         now_s, known = observation.now_s, self.estimates.learn(state.knowledge, observation)
         granted = {one.zone or "" for number, one in known.launches.items() if _is_new(state.knowledge, number, one)}
         refused = {event.zone for event in observation.events if event.kind is ZoneEventKind.REFUSED}
@@ -87,7 +97,9 @@ class SpotHedgePlus:
         plan = self._plan(state, observation, kept, late)
         launches = self._launches(state, observation, plan)
         ends = self._ends(known, observation, plan, kept, launches, answered=bool(granted | refused))
-        return state, (*launches, *ends)
+        actions = (*launches, *ends)
+        review_at_s = now_s if actions else (now_s // _REVIEW_S + 1) * _REVIEW_S
+        return replace(state, review_at_s=review_at_s, settings=settings), actions
 
     def most_spot(self, target: int) -> int:
         """Returns N_tar + N_extra, the largest number of spot replicas that are launched at the same time."""
@@ -125,7 +137,7 @@ class SpotHedgePlus:
         self, state: PolicyState, observation: Observation, kept: Collection[int], late: Collection[int]
     ) -> dict[str | None, int]:
         """Returns how many replicas to have in each zone, and on demand (None)."""
-        target, known = observation.target, state.knowledge
+        now_s, target, known = observation.now_s, observation.target, state.knowledge
         if target == 0:
             return {}
         spot, others = split(observation.replicas)
@@ -136,7 +148,7 @@ class SpotHedgePlus:
         stand_in = sum(one.is_ready for one in others) > min(self.base, target)
         short = stand_in or sum(one.is_granted for one in there) < target
         waiting = self._waiting(state, observation, short=short)
-        hazards = self.estimates.hazards(known, observation.now_s)
+        hazards = self.estimates.hazards(known, now_s)
         zones = self.estimates.zones
         groups = {group: at for at, group in enumerate(dict.fromkeys(group_of(zone) for zone in zones))}
         options = [
@@ -168,7 +180,7 @@ class SpotHedgePlus:
             self.horizon_h,
             base,
             self.estimates.answer_s(known) / 3600 * self.on_demand_usd_per_h,
-            not short and observation.now_s - _last_launch_s(known) < 3600 * self.horizon_h,
+            not short and known.launched_at_s is not None and now_s - known.launched_at_s < 3600 * self.still_h,
             # If on-demand replicas took the place of spot replicas, these would be missing and be launched again.
             min(target - base, sum(min(option.held, option.most) for option in options[:-1])),
         )
@@ -181,20 +193,19 @@ class SpotHedgePlus:
     def _waiting(self, state: PolicyState, observation: Observation, *, short: bool) -> frozenset[str]:
         """Returns the zones in which no launch is tried now.
 
-        While no spot replica is missing, the pause of a zone that held replicas when it refused is long: it is full.
-        While spot replicas are missing, or on-demand replicas stand in for them, it is at most `short_retry_s`, and
-        that of another zone is not doubled, because the zone may have recovered.
+        While no spot replica is missing, a zone that held replicas when it refused is not asked for more: it is full.
+        While spot replicas are missing, or on-demand replicas stand in for them, its pause is at most `full_retry_s`,
+        and that of another zone is not doubled, because the zone may have recovered.
         """
         counts = dict(state.refusals)
 
         def pause_s(record: ZoneRecord, count: int) -> float:
-            if short and not record.room:
-                return 0.0
-            first_s, longest_s = self.retry_s, self.longest_retry_s
             if record.room:
-                first_s, longest_s = (first_s, self.short_retry_s) if short else (longest_s, self.full_retry_s)
+                longest_s = self.full_retry_s if short else inf
+            else:
+                longest_s = 0.0 if short else self.longest_retry_s
             # 2 ** 20 is above any useful limit, and keeps the number finite.
-            return min(longest_s, first_s * 2.0 ** min(20, count - 1))
+            return longest_s if longest_s == inf else min(longest_s, self.retry_s * 2.0 ** min(20, count - 1))
 
         paused = {
             name
@@ -310,6 +321,18 @@ class SpotHedgePlus:
         return self._is_short(known, max(0.0, enough_s - from_s))
 
 
+def _is_as_before(state: PolicyState, observation: Observation) -> bool:
+    """Returns whether nothing has changed since the last decision, and no zone's pause and no review are due."""
+    known = state.knowledge
+    wake_s = None if known.now_s is None else state.wake_at_s(known.now_s)
+    if wake_s is None or observation.now_s >= wake_s or observation.events or observation.target != known.target:
+        return False
+    if state.review_at_s <= (known.now_s or 0.0):
+        return False
+    here = {one.number: (one.is_granted, one.is_ready) for one in observation.replicas}
+    return here == {number: (one.granted_at_s is not None, one.is_ready) for number, one in known.launches.items()}
+
+
 def _is_new(before: Knowledge, number: int, one: LaunchRecord) -> bool:
     """Returns whether a launch was granted since the observation before."""
     known = before.launches.get(number)
@@ -321,13 +344,6 @@ def _enough_s(known: Knowledge, needed: int, late: Collection[int]) -> float:
     sure = [one for number, one in known.launches.items() if one.zone is not None and number not in late]
     times_s = sorted(one.granted_at_s for one in sure if one.granted_at_s is not None)
     return (times_s[needed - 1] if needed else float("-inf")) if needed <= len(times_s) else float("inf")
-
-
-def _last_launch_s(known: Knowledge) -> float:
-    """Returns when a spot replica that exists was launched last, or a launch was refused last."""
-    times_s = [one.asked_at_s for one in known.launches.values() if one.zone is not None]
-    times_s += [one.refused_at_s for one in known.zones.values() if one.refused_at_s is not None]
-    return max(times_s, default=float("-inf"))
 
 
 def _room(known: Knowledge, zone: Zone) -> int:

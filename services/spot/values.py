@@ -26,6 +26,10 @@ class PolicyState:
     """The number of refusals in a row of each zone that has had no replica since, sorted by name."""
     knowledge: Knowledge = field(default_factory=Knowledge)
     """What `spothedge+` has learned about the zones."""
+    review_at_s: float = 0.0
+    """Until then `spothedge+` decides only if something has changed."""
+    settings: int = 0
+    """The checksum of the settings with which `spothedge+` decided last."""
 
     def waiting(self, now_s: float) -> frozenset[str]:
         """Returns the zones in which no launch is tried now, because they recently refused one."""
@@ -59,13 +63,16 @@ class PolicyState:
         return replace(self, refusals=tuple(one for one in self.refusals if one[0] not in zones))
 
     def wake_at_s(self, now_s: float) -> float | None:
-        """Returns when the first of the waits ends; None: no zone waits."""
-        return min((at_s for _, at_s in self.retry_at_s if at_s > now_s), default=None)
+        """Returns when the policy has to decide next, if nothing changes before; None: never."""
+        times_s = (self.review_at_s, *(at_s for _, at_s in self.retry_at_s))
+        return min((at_s for at_s in times_s if at_s > now_s), default=None)
 
     def moved(self, by_s: float) -> "PolicyState":
         """Returns the state with all times moved by `by_s` seconds, after the clock was set."""
         waits = tuple((zone, at_s + by_s) for zone, at_s in self.retry_at_s)
-        return replace(self, retry_at_s=waits, knowledge=self.knowledge.moved(by_s))
+        return replace(
+            self, retry_at_s=waits, knowledge=self.knowledge.moved(by_s), review_at_s=self.review_at_s + by_s
+        )
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,9 @@ class Market:
     number: int = 0
     state: ServiceState | None = None
 
+    def __post_init__(self) -> None:
+        self.drawn = self.answers.begin()
+
     def run(self, first: int, ticks: int) -> list[Launched]:
         """Runs the ticks from `first`; returns the launches that succeeded."""
         self.state = ServiceState(self.plan.policy.start(), self.plan.autoscaler.start())
@@ -141,9 +144,9 @@ class Market:
         self.number += 1
         assert (action.zone is not None) == (action.kind is CapacityKind.SPOT)
         held = sum(self._holds(other, action.zone) for other in self.replicas.values()) if action.zone else 0
-        granted = action.zone is None or held < self.capacity[action.zone]
-        granted = granted and (action.zone is None or not self.answers.refuses(one.number))
-        after_s = self.answers.after_s(one.number, granted=granted)
+        has_room = action.zone is None or held < self.capacity[action.zone]
+        tick = int(self.now_s // self.trace.gap_s)
+        granted, after_s = self.drawn.next(action.zone, tick, has_room=has_room)
         if after_s > 0:
             self.replicas[one.number] = replace(one, is_granted=False)
             self.answer_at_s[one.number] = self.now_s + after_s, granted

@@ -1,6 +1,8 @@
 """Launches that are answered late, partly and in any order: what was granted is kept, and refusals are no storm."""
 
-from dataclasses import dataclass, field
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -10,6 +12,8 @@ from domain.capacity import CapacityKind
 from research.spot.answers import AnswerSettings
 from research.spot.replay import ReplaySettings, WindowResult, replay_spans
 from research.spot.traces import SpotTrace
+from services.spot.estimates import Estimates
+from services.spot.knowledge import Knowledge
 from services.spot.policies import PolicySettings, make_policy
 from services.spot.spothedge_plus import KEPT_S
 from services.spot.values import (
@@ -35,17 +39,19 @@ _PARTIAL = {"eu": 2, "us": 0, "as": 1, "uc": 0}
 
 @dataclass
 class _Counting:
-    """A policy with the times of its launches, and of decisions that launch a spot replica and end a ready one."""
+    """A policy with the times of its decisions, its launches, and its decisions that launch one and end a ready one."""
 
     policy: SpotPolicy
     launched_s: list[float] = field(default_factory=list)
     swapped_s: list[float] = field(default_factory=list)
+    asked_s: list[float] = field(default_factory=list)
 
     def start(self) -> PolicyState:
         return self.policy.start()
 
     def decide(self, state: PolicyState, observation: Observation) -> tuple[PolicyState, tuple[Action, ...]]:
         after, actions = self.policy.decide(state, observation)
+        self.asked_s.append(observation.now_s)
         launches = [action for action in actions if isinstance(action, Launch)]
         ends = {action.number for action in actions if isinstance(action, Terminate)}
         self.launched_s += [observation.now_s] * len(launches)
@@ -164,6 +170,68 @@ def test_a_full_zone_is_asked_for_what_it_has_had() -> None:
     assert not any(isinstance(one, Launch) and one.zone for one in actions)
     _, actions = policy.decide(state, Observation(60.0, 3, held[:1]))
     assert [one.zone for one in actions if isinstance(one, Launch) and one.zone] == [full]
+
+
+def _ready(zone: str, count: int) -> tuple[SpotReplica, ...]:
+    return tuple(SpotReplica(at, CapacityKind.SPOT, zone, ReplicaState.READY) for at in range(count))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_decisions_do_not_depend_on_how_often_the_policy_is_asked(seed: int) -> None:
+    """A replay asks in each tick. With ticks of a fifth of the length, the same launches follow at the same times.
+
+    Otherwise a live service, which asks at its own intervals, would not do what the replay of its fleet says.
+    """
+    rng, zones = random.Random(seed), zones_of(3)
+    rows = [tuple(count for _ in range(12) for count in [rng.choice((0, 1, 2, 4))] * 24) for _ in zones]
+    found = []
+    for parts in (1, 5):
+        fine = tuple(tuple(count for count in row for _ in range(parts)) for row in rows)
+        counting = _Counting(make_policy("spothedge+", PolicySettings(zones)))
+        trace = SpotTrace(zones, 300.0 / parts, fine)
+        found.append((replay_spans(trace, counting, ReplaySettings(), 0, trace.ticks)[1], counting.launched_s))
+    assert found[0] == found[1]
+    assert len(found[0][1]) > 10
+
+
+def test_a_replay_repeats_the_decisions_of_given_times() -> None:
+    """The times at which a policy was asked give the same result again; without them, nothing is launched."""
+    zones = zones_of(2)
+    trace, rules = SpotTrace(zones, 300.0, ((2, 0, 0, 3) * 6, (1, 1, 4, 4) * 6)), ReplaySettings()
+    counting = _Counting(make_policy("spothedge+", PolicySettings(zones)))
+    result = replay_spans(trace, counting, rules, 0, trace.ticks)
+    again = make_policy("spothedge+", PolicySettings(zones))
+    assert replay_spans(trace, again, rules, 0, trace.ticks, counting.asked_s) == result
+    assert replay_spans(trace, again, rules, 0, trace.ticks, [])[0].launches == 0
+
+
+def test_a_launch_counts_after_its_replica_has_ended() -> None:
+    """Replicas do not move for hours after a launch, also if the plan has ended the launched replica since.
+
+    Otherwise the end of a spare replica allows a move at once, the move's replica becomes the next spare, and so on.
+    """
+    zones = zones_of(2)
+    estimates, held = Estimates(zones), _ready(zones[0].name, 3)
+    spare = SpotReplica(3, CapacityKind.SPOT, zones[1].name, ReplicaState.PROVISIONING)
+    known = estimates.learn(Knowledge(), Observation(0.0, 3, held))
+    for now_s, seen in ((600.0, held), (1200.0, (*held, spare)), (2400.0, held), (3000.0, held)):
+        known = estimates.learn(known, Observation(now_s, 3, seen))
+    assert known.launched_at_s == 600.0
+    refused = (ZoneEvent(ZoneEventKind.REFUSED, zones[1].name),)
+    assert estimates.learn(known, Observation(3600.0, 3, held, refused)).launched_at_s == 3600.0
+
+
+@pytest.mark.parametrize("changed", [{"outage_price_s": 1e6}, {"base": 1}])
+def test_changed_settings_are_obeyed_at_once(changed: dict[str, Any]) -> None:
+    """The policy does not wait for its next review if a setting of the service has changed."""
+    zones = zones_of(1)
+    held = _ready(zones[0].name, 3)
+    policy = make_policy("spothedge+", PolicySettings(zones, outage_price_s=0.0))
+    state, actions = policy.decide(policy.start(), Observation(0.0, 3, held))
+    assert not actions
+    assert not policy.decide(state, Observation(1.0, 3, held))[1]
+    other = make_policy("spothedge+", replace(PolicySettings(zones, outage_price_s=0.0), **changed))
+    assert other.decide(state, Observation(1.0, 3, held))[1]
 
 
 @st.composite
