@@ -41,7 +41,7 @@ class KillOutcome:
     trainings: int = 0
     """The number of trainings that were started. A training may end before it is killed."""
     differs: list[str] = field(default_factory=list)
-    """The differences to the run without kills."""
+    """The differences to the run without kills, and the warnings about checkpoints."""
 
 
 def _go(name: str, folder: Path, aim: Aim | None, rng: random.Random) -> Ended:
@@ -54,6 +54,10 @@ def _go(name: str, folder: Path, aim: Aim | None, rng: random.Random) -> Ended:
     ended = run_gang(script, folder, {rank: aim} if aim else None, world_size=ranks, **told)
     shown = next((one for one in ended if one.code == -signal.SIGKILL), max(ended, key=lambda one: one.code))
     return replace(shown, output="".join(one.output for one in ended))
+
+
+def _warned(ended: Ended) -> list[str]:
+    return [line for line in ended.output.splitlines() if "CheckpointWarning" in line]
 
 
 def results(folder: Path) -> dict[str, bytes]:
@@ -74,7 +78,7 @@ def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:
     expected = results(folder / "whole")
     touches: dict[str, int] = json.loads((folder / "whole" / TOUCHES).read_text())
     kinds = sorted(touches)
-    outcome = KillOutcome(trainings=1)
+    outcome = KillOutcome(trainings=1, differs=_warned(whole))
     place = folder / "killed"
     while True:
         left = kills - outcome.kills.total()
@@ -84,7 +88,7 @@ def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:
             # Log-uniform, because a process that resumes late in a training makes only few operations.
             aim = Aim(kind, int(touches[kind] ** rng.random()))
         ended = _go(name, place, aim, rng)
-        outcome.differs += [line for line in ended.output.splitlines() if "CheckpointWarning" in line]
+        outcome.differs += _warned(ended)
         if ended.code == -signal.SIGKILL and aim is not None:
             outcome.kills[aim.kind] += 1
             continue
