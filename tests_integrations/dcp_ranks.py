@@ -1,6 +1,9 @@
-"""One rank of a gang that saves or loads a sharded state with `mizzen.integrations.dcp`: `dcp_ranks.py save ROOT`."""
+"""One rank of a gang that saves a sharded state with `mizzen.integrations.dcp`, or loads and compares it.
 
-import sys
+`DCP` is `save` or `load`, and `DCP_ROOT` the root.
+"""
+
+import os
 
 import torch
 from torch import distributed
@@ -10,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 from mizzen.integrations import dcp
 
-doing, root = sys.argv[1:]
+doing, root = os.environ["DCP"], os.environ["DCP_ROOT"]
 distributed.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
 whole = {
@@ -38,9 +41,9 @@ else:
     state = {"model": shared({name: torch.zeros_like(value) for name, value in whole.items()}), "step": 0}
     reader = dcp.RootReader(root)
     load(state, storage_reader=reader)
-    assert state["step"] == 3 and reader.manifest is not None and reader.manifest.step == 3
+    assert reader.manifest is not None and state["step"] == reader.manifest.step
     for name, value in state["model"].items():
         full = value.full_tensor() if isinstance(value, DTensor) else value
-        assert torch.equal(full, whole[name] * 3), name
+        assert torch.equal(full, whole[name] * state["step"]), name
 distributed.barrier()  # A rank that still connects to one that is closing can abort in gloo.
 distributed.destroy_process_group()
