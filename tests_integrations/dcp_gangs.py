@@ -29,7 +29,7 @@ def gang(doing: str, folder: Path, ranks: int, aims: dict[int, Aim] | None = Non
 
 
 def killed_saves(folder: Path, ranks: int, rank: int, every: int = 1) -> int:
-    """Kills a rank before each file operation of its saves, or `every` second one, and loads what was committed.
+    """Kills a rank before each file operation of its saves, or each one in `every`, and loads what was committed.
 
     Returns the number of kills.
     """

@@ -1,6 +1,6 @@
 """One rank of a gang that saves a sharded state with `mizzen.integrations.dcp`, or loads and compares it.
 
-`DCP` is `save` or `load`, and `DCP_ROOT` the root.
+`DCP` is `save`, `load`, or `fail`: a load that must fail and change nothing. `DCP_ROOT` is the root.
 """
 
 import os
@@ -8,6 +8,7 @@ import os
 import torch
 from torch import distributed
 from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
@@ -40,7 +41,12 @@ if doing == "save":
 else:
     state = {"model": shared({name: torch.zeros_like(value) for name, value in whole.items()}), "step": 0}
     reader = dcp.RootReader(root)
-    load(state, storage_reader=reader)
+    try:
+        load(state, storage_reader=reader)
+    except CheckpointException:
+        values = [value.to_local() if isinstance(value, DTensor) else value for value in state["model"].values()]
+        os._exit(int(doing != "fail" or any(value.any() for value in values)))
+    assert doing == "load"
     assert reader.manifest is not None and state["step"] == reader.manifest.step
     for name, value in state["model"].items():
         full = value.full_tensor() if isinstance(value, DTensor) else value
