@@ -1,16 +1,20 @@
-"""One rank of a gang that saves or loads a sharded state with `mizzen.integrations.dcp`: `dcp_ranks.py save ROOT`."""
+"""One rank of a gang that saves a sharded state with `mizzen.integrations.dcp`, or loads and compares it.
 
-import sys
+`DCP` is `save`, `load`, or `fail`: a load that must fail and change nothing. `DCP_ROOT` is the root.
+"""
+
+import os
 
 import torch
 from torch import distributed
 from torch.distributed.checkpoint import load, save
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from mizzen.integrations import dcp
 
-doing, root = sys.argv[1:]
+doing, root = os.environ["DCP"], os.environ["DCP_ROOT"]
 distributed.init_process_group("gloo")
 mesh = init_device_mesh("cpu", (distributed.get_world_size(),))
 whole = {
@@ -37,10 +41,15 @@ if doing == "save":
 else:
     state = {"model": shared({name: torch.zeros_like(value) for name, value in whole.items()}), "step": 0}
     reader = dcp.RootReader(root)
-    load(state, storage_reader=reader)
-    assert state["step"] == 3 and reader.manifest is not None and reader.manifest.step == 3
+    try:
+        load(state, storage_reader=reader)
+    except CheckpointException:
+        values = [value.to_local() if isinstance(value, DTensor) else value for value in state["model"].values()]
+        os._exit(int(doing != "fail" or any(value.any() for value in values)))
+    assert doing == "load"
+    assert reader.manifest is not None and state["step"] == reader.manifest.step
     for name, value in state["model"].items():
         full = value.full_tensor() if isinstance(value, DTensor) else value
-        assert torch.equal(full, whole[name] * 3), name
+        assert torch.equal(full, whole[name] * state["step"]), name
 distributed.barrier()  # A rank that still connects to one that is closing can abort in gloo.
 distributed.destroy_process_group()

@@ -71,7 +71,8 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
         handle = os.open(f"output.{os.getpid()}", os.O_WRONLY | os.O_CREAT)
         os.dup2(handle, 1)
         os.dup2(handle, 2)
-        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")
+        # By line, so that a kill loses no warning.
+        sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
         sys.argv = [str(script)]
         os.environ.update(variables)
         torch.set_num_threads(1)

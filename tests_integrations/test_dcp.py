@@ -1,9 +1,5 @@
 """Distributed checkpoints of torch in a root: exact with another number of ranks, fenced, and verified."""
 
-import os
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,39 +11,26 @@ from torch.distributed.checkpoint.api import CheckpointException
 from mizzen.checkpoint import Checkpointer, list_committed
 from mizzen.cli.plain.runner import run
 from mizzen.integrations import dcp
-
-SCRIPT = Path(__file__).with_name("dcp_ranks.py")
-
-
-def gang(doing: str, root: Path, ranks: int) -> None:
-    """Runs all ranks of a gang to their end."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    told = {**os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    command = [sys.executable, str(SCRIPT), doing, str(root)]
-    children = [
-        subprocess.Popen(command, env={**told, "OMP_NUM_THREADS": "1", "RANK": str(rank)}, stderr=subprocess.PIPE)
-        for rank in range(ranks)
-    ]
-    try:
-        for child in children:
-            errors = child.communicate(timeout=120)[1]
-            assert child.returncode == 0, errors.decode()
-    finally:
-        for child in children:
-            child.kill()
-            child.communicate()
+from tests_integrations.dcp_gangs import gang, killed_saves
 
 
 @pytest.mark.timeout(400)
 def test_another_number_of_ranks_loads_the_same_bits(tmp_path: Path) -> None:
     """Two ranks save sharded tensors of several types, in one commit for each save; three and one rank load them."""
     gang("save", tmp_path, 2)
-    found = list_committed(tmp_path, verify=True)
+    root = tmp_path / "root"
+    found = list_committed(root, verify=True)
     assert [manifest.step for manifest in found] == [3, 2]
     assert [part.name for part in found[0].parts] == ["shard-0000", "shard-0001", "dcp"]
     for ranks in (3, 1):
         gang("load", tmp_path, ranks)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_save_leaves_whole_checkpoints(tmp_path: Path, rank: int) -> None:
+    """A rank is killed before each sixth file operation of each kind: what is loaded is of one step."""
+    assert killed_saves(tmp_path, ranks=2, rank=rank, every=6) >= 3
 
 
 def test_an_older_attempt_cannot_commit(tmp_path: Path) -> None:
@@ -73,6 +56,18 @@ def test_a_flipped_bit_is_not_loaded(tmp_path: Path) -> None:
     with pytest.raises(CheckpointException, match="does not match"):
         load(state, storage_reader=dcp.RootReader(tmp_path), no_dist=True)
     assert not state["w"].any()
+
+
+@pytest.mark.timeout(400)
+def test_damage_that_one_rank_finds_changes_no_rank(tmp_path: Path) -> None:
+    """All ranks have verified their parts before any of them changes a tensor."""
+    gang("save", tmp_path, 2)
+    [part] = [part for part in list_committed(tmp_path / "root")[0].parts if part.name == "shard-0001"]
+    path = tmp_path / "root" / part.key
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    gang("fail", tmp_path, 2)
 
 
 def test_a_save_needs_a_step(tmp_path: Path) -> None:

@@ -102,6 +102,64 @@ checkpointer.restore()
 rows = itertools.count(data_at["position"])
 while (row := next(rows)) < 8:
     train(*data[row : row + 3]); data_at["position"] = row + 1; checkpointer.step(row + 1)""",
+    "trainer": """class Trainer:
+    def __init__(self):
+        self.step, self.seen, self.hooks = checkpointer.restore(), 0, [lambda trainer: None, Trainer.save]
+    def save(self):
+        self.step += 1; checkpointer.step(self.step)
+    def fit(self):
+        for self.epoch in range(loader.epoch, 3):
+            self.meter = []
+            for self.batch in loader:
+                self.meter.append(train(*self.batch)); self.seen += 1
+                if self.seen % 2 == 0: print(self.seen, sum(self.meter))
+                for hook in self.hooks: hook(self)
+Trainer().fit()""",
+    "loader's generator": """own = torch.Generator().manual_seed(3)
+wrapped = ResumableLoader(DataLoader(data, batch_size=6, shuffle=True, generator=own))
+checkpointer.track(wrapped=wrapped)
+step = checkpointer.restore()
+for epoch in range(wrapped.epoch, 3):
+    for batch in wrapped: """
+    + STEP,
+    "generator of the epoch": """own = torch.Generator()
+shuffled = DataLoader(data, batch_size=6, shuffle=True, generator=own)
+for epoch in range(checkpointer.restore(), 3):
+    own.manual_seed(epoch)
+    for batch in shuffled: train(*batch)
+    checkpointer.step(epoch + 1)""",
+    "generator over a loader of a trainer": """class Trainer:
+    def __init__(self): self.loader, self.step = loader, checkpointer.restore()
+    def batches(self):
+        while True:
+            for batch in self.loader: yield batch
+    def fit(self):
+        batches = self.batches()
+        while self.step < 12:
+            train(*next(batches)); self.step += 1; checkpointer.step(self.step)
+Trainer().fit()""",
+    "iterators of tasks": """import random
+tasks = {name: ResumableLoader(data, batch_size=6, seed=seed) for seed, name in enumerate("ab")}
+choice = random.Random(0)
+checkpointer.track(choice=choice, **tasks)
+step = checkpointer.restore()
+iterators = {name: iter(one) for name, one in tasks.items()}
+while step < 12:
+    task = choice.choice("ab")
+    try:
+        batch = next(iterators[task])
+    except StopIteration:
+        iterators[task] = iter(tasks[task])
+        batch = next(iterators[task])
+    batch = batch[0] + torch.rand(()), batch[1]
+    """
+    + STEP,
+    "checked divisor": EPOCHS
+    + """total, number = 0.0, 0
+    for batch in loader:
+        total += train(*batch); number += 1; step += 1; checkpointer.step(step)
+    if number: print(total / number)
+    print(total / number if number else 0.0)""",
     "look": "shown = iter(DataLoader(data, shuffle=True)); print(next(shown))\n"
     + EPOCHS
     + f"for batch in loader: {STEP}",
@@ -200,6 +258,46 @@ for epoch in range(loader.epoch, 3):
         bad += 1
         if bad == 2: break""",
         r'checkpointer.progress\["(best|bad)"\]',
+    ),
+    "best of a trainer": (
+        """class Trainer:
+    def __init__(self): self.best, self.bad = float("inf"), 0
+    def fit(self, step):
+        for epoch in range(loader.epoch, 9):
+            for batch in loader:
+                train(*batch); step += 1; checkpointer.step(step)
+            loss = sum(nn.functional.mse_loss(model(x), y).item() for x, y in val)
+            if loss < self.best:
+                self.best, self.bad = loss, 0
+                torch.save(model.state_dict(), "best.pt")
+            else:
+                self.bad += 1
+                if self.bad == 2: break
+Trainer().fit(checkpointer.restore())""",
+        r'checkpointer.progress\["(best|bad)"\]',
+    ),
+    "draw before the batch": (
+        "import random\nbatches = endless(loader)\n"
+        + ENDLESS.replace("batch = next", "optimizer.param_groups[0]['lr'] = random.random(); batch = next"),
+        "this draws before the batch",
+    ),
+    "draw of an epoch": (
+        EPOCHS + f"scale = torch.rand(())\n    for batch in loader: train(batch[0] * scale, batch[1]); {STEP}",
+        "scale is drawn again",
+    ),
+    "generator of a loader": (
+        """shuffled = DataLoader(data, batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(3))
+for epoch in range(checkpointer.restore(), 3):
+    for batch in shuffled: train(*batch)
+    checkpointer.step(epoch + 1)""",
+        r"checkpointer.track\(generator=shuffled.generator\)",
+    ),
+    "generator": (
+        """own = torch.Generator().manual_seed(3)
+for step in range(checkpointer.restore(), 12):
+    rows = torch.randint(0, 30, (6,), generator=own)
+    train(*data[rows]); checkpointer.step(step + 1)""",
+        r"checkpointer.track\(generator=own\)",
     ),
     "mean": (
         EPOCHS

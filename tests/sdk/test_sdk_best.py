@@ -18,9 +18,8 @@ def test_the_best_stay(tmp_path: Path, best: Any, kept: list[int], background: b
     """Those with the least or greatest value at their save stay; nan and a missing value are never the best."""
     with Checkpointer(tmp_path, keep=1, best=best, interval_s=0, background=background) as checkpointer:
         checkpointer.track(model={"w": 1})
-        checkpointer.restore()
-        for step, loss in enumerate(LOSSES, start=1):
-            checkpointer.progress["loss"] = loss
+        for step in range(checkpointer.restore() + 1, len(LOSSES) + 1):
+            checkpointer.progress["loss"] = LOSSES[step - 1]
             checkpointer.step(step)
             checkpointer.progress["loss"] = -1.0 if best and len(best) == 2 else 9.0  # Not the value at the save.
             checkpointer.wait()

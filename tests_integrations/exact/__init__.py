@@ -1,1 +1,1 @@
-"""Trainings as people write them, in five frameworks: after kills each ends with the same bytes as without."""
+"""Trainings as people write them, in six frameworks: after kills each ends with the same bytes as without."""

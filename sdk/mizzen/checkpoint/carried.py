@@ -114,6 +114,8 @@ class Uses:
     """The first of the names by which a line after the loop divides."""
     divided_at: int = 0
     """The number of that line."""
+    guarded: bool = False
+    """Whether a condition checks one of the names before the present line divides by it."""
     returned: bool = False
     """Whether the function returns a value that is computed from them."""
     cause: dict[str, str] = field(default_factory=dict)
@@ -133,7 +135,10 @@ class Uses:
             found = self._mentioned(one.test) if one.lineno >= after and not self.is_aligned(one) else None
             if found and not all(self._shows(part) for part in (*one.body, *one.orelse)):
                 return found
-            return self._perhaps([*one.body, *one.orelse], after)
+            guarded, self.guarded = self.guarded, self.guarded or found is not None
+            found = self._perhaps([*one.body, *one.orelse], after)
+            self.guarded = guarded
+            return found
         if isinstance(one, ast.For | ast.While | ast.With | ast.Try):
             if isinstance(one, ast.While) and one.lineno >= after and (found := self._mentioned(one.test)):
                 return found
@@ -154,7 +159,13 @@ class Uses:
         return None
 
     def _divided(self, one: ast.stmt) -> None:
-        if one.lineno > self.end and self.divisor is None:
+        guards = [part.test for part in ast.walk(one) if isinstance(part, ast.IfExp)]
+        if (
+            one.lineno > self.end
+            and self.divisor is None
+            and not self.guarded
+            and not any(map(self._mentioned, guards))
+        ):
             for part in ast.walk(one):
                 if (
                     isinstance(part, ast.BinOp)

@@ -18,7 +18,6 @@ from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.save_failures import StepStatus
 from mizzen.checkpoint.state_saver import OWN_PARTS, StateSaver, whole_step
-from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.tracked_objects import Tracked
 from mizzen.objects import checksums
@@ -224,7 +223,7 @@ class Checkpointer(StateSaver):
         if action is StepAction.FLUSH and self._saving.holds(step):
             self._saving.wait_tolerating()
         if self.writer and (action is StepAction.SAVE or (action is StepAction.FLUSH and self._saved_step != step)):
-            if self._saved_step is None and loaded("torch.utils.data.dataloader") is not None:
+            if self._saved_step is None:
                 from mizzen.checkpoint.lost_positions import warn_of_lost_position  # It parses scripts.
 
                 warn_of_lost_position([*self._tracked.objects, self.progress], self._restored, stacklevel=2)

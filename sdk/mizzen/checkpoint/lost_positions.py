@@ -2,7 +2,8 @@
 
 import gc
 import warnings
-from collections.abc import Collection, MutableMapping
+from collections.abc import Collection, Iterator, MutableMapping
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from mizzen.checkpoint import loops, repeats, rng
@@ -13,6 +14,8 @@ _UNMOVED = (
     "It has a ResumableSampler whose advance() is not called: call it after each batch, or iterate the ResumableLoader "
     "itself instead of what a framework, such as accelerate, has made of it"
 )
+_MOST = 20_000
+"""Objects among which a random generator is searched. With more, it counts as found."""
 _IN_ORDER = ("SequentialSampler", "DistributedSampler", "_InfiniteConstantSampler", "ResumableSampler")
 """Samplers whose iterations begin at the beginning. Others may begin at the position of the training."""
 
@@ -61,7 +64,45 @@ def _values(tracked: Collection[Any]) -> repeats.Values:
             return False
         return type(_sampler(loader)).__name__ in (*_IN_ORDER, "RandomSampler")
 
-    return repeats.Values(is_position, is_loader, is_plain, lambda value: id(value) in kept)
+    def generator(value: Any) -> Any:
+        sampler = _sampler(value) if data is not None and isinstance(value, data.DataLoader) else None
+        drawn = value if sampler is None else getattr(sampler, "generator", None)
+        if drawn is None or rng.generator(drawn) is None or is_loader(value) or _reaches(tracked, drawn):
+            return None
+        return drawn
+
+    return repeats.Values(is_position, is_loader, is_plain, lambda value: id(value) in kept, generator, _saved(tracked))
+
+
+def _saved(tracked: Collection[Any]) -> set[str]:
+    """Return the names that the functions of the script that return tracked states use."""
+    found, left = set[str](), [getattr(one, "__code__", None) for one in _functions(tracked)]
+    while left:
+        if isinstance(code := left.pop(), CodeType):
+            found.update(code.co_names, code.co_freevars)
+            left += code.co_consts
+    return found
+
+
+def _functions(tracked: Collection[Any]) -> Iterator[Any]:
+    for one in tracked:
+        own = None if type(one).__module__.startswith("torch.") else getattr(type(one), "state_dict", None)
+        yield from (getattr(part, "__func__", part) for part in (one if isinstance(one, tuple) else [own]))
+
+
+def _reaches(tracked: Collection[Any], value: Any) -> bool:
+    """Return whether a tracked object refers to `value`, so that its state may contain that of `value`."""
+    torch, left, seen = loaded("torch"), list(tracked), set[int]()
+    closed = (type, ModuleType) if torch is None else (type, ModuleType, torch.nn.Module, torch.optim.Optimizer)
+    while left:
+        one = left.pop()
+        if one is value or len(seen) > _MOST:
+            return True
+        if id(one) not in seen and not isinstance(one, closed):
+            seen.add(id(one))
+            # Not the global variables of functions, which lead everywhere: see `_saved`.
+            left += (one.__closure__ or ()) if isinstance(one, FunctionType) else gc.get_referents(one)
+    return False
 
 
 def _parts(loader: Any) -> set[int]:

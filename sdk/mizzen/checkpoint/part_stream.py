@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 Damage: TypeAlias = Literal["missing", "size", "checksum", "unreadable"]
 
 _PIECE_BYTES = 8 << 20
+_LOCAL_BYTES = 2 << 20
+"""Size of a piece of a local file: it stays in the processor's cache between the read and the checksum."""
 _AHEAD = 4
 """Pieces in memory: the caller uses one while the next ones are fetched."""
 
@@ -27,6 +29,10 @@ class DamagedPart(CorruptCheckpointError):
     def __init__(self, what: Damage, message: str) -> None:
         super().__init__(message)
         self.what = what
+
+    def __reduce__(self) -> tuple[type["DamagedPart"], tuple[Damage, str]]:
+        """Distributed checkpoints send errors to all ranks."""
+        return DamagedPart, (self.what, str(self))
 
 
 def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
@@ -50,9 +56,10 @@ def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
                 raise DamagedPart("size", message)
             if size_bytes:
                 # The workers are stopped before the object is closed: they must not read from a closed file.
-                count = min(_AHEAD, -(-size_bytes // _PIECE_BYTES))
+                piece_bytes = _LOCAL_BYTES if store.is_local else _PIECE_BYTES
+                count = min(_AHEAD, -(-size_bytes // piece_bytes))
                 with store.opened(part.key) as fetch, Workers(count) as workers:
-                    for piece in _pieces(fetch, workers, count, part):
+                    for piece in _pieces(fetch, workers, count, part, piece_bytes):
                         digest.update(piece)
                         yield piece
     except DamagedPart:
@@ -81,8 +88,8 @@ def expected_digest(part: Part) -> tuple[Any, str]:
         raise MissingLibraryError(f"{part.key}: {error}") from None
 
 
-def _pieces(fetch: Fetch, workers: Workers, count: int, part: Part) -> Iterator[memoryview]:
-    starts = iter(range(0, part.size_bytes, _PIECE_BYTES))
+def _pieces(fetch: Fetch, workers: Workers, count: int, part: Part, piece_bytes: int) -> Iterator[memoryview]:
+    starts = iter(range(0, part.size_bytes, piece_bytes))
     waiting: deque[tuple[memoryview, memoryview, Future[int]]] = deque()
 
     def ask(memory: memoryview) -> None:
@@ -92,7 +99,7 @@ def _pieces(fetch: Fetch, workers: Workers, count: int, part: Part) -> Iterator[
             waiting.append((memory, piece, workers.submit(fetch, piece, start)))
 
     for _ in range(count):
-        ask(memoryview(bytearray(min(_PIECE_BYTES, part.size_bytes))))
+        ask(memoryview(bytearray(min(piece_bytes, part.size_bytes))))
     while waiting:
         memory, piece, done = waiting.popleft()
         if done.result() != len(piece):

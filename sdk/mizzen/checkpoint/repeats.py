@@ -10,19 +10,23 @@ The analysis follows names. If it cannot tell, it is silent, because a warning i
 import ast
 import linecache
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, GeneratorType
 from typing import Any
 
 from mizzen.checkpoint import loops
 from mizzen.checkpoint.carried import Uses, carried, name_of, names_in, root_of
+from mizzen.checkpoint.draws import Draws
+from mizzen.checkpoint.own_attributes import SELF, OwnAttributes, is_own, own_attributes
 
 _RESTORING = {"restore", "progress", "load_latest", "latest"}
 """Attributes that yield restored values."""
 _RANGES = ("range", "trange")
 _PASSING = ("enumerate", "tqdm", "zip", "islice", "iter")
 """Functions that yield items of an iterable."""
+_MANY = 100
+"""Lists with as many items are not looked into."""
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 
 PLAIN = "loader = ResumableLoader(loader) of mizzen.integrations.torch, and checkpointer.track(loader=loader)"
@@ -43,7 +47,11 @@ class Values:
     is_plain: Callable[[Any], bool]
     """Whether it is a torch loader in order, or an iterator of one, whose position is not tracked."""
     is_kept: Callable[[Any], bool]
-    """Whether it is any tracked object, or a part of one."""
+    """Whether it is any tracked object."""
+    generator: Callable[[Any], Any]
+    """The value itself if it is a random generator, or that of a loader's order; None if a tracked object has it."""
+    saved: Set[str]
+    """Names of variables and attributes that the script's own functions save."""
 
 
 def told(restored: loops.Stack, values: Values) -> str | None:
@@ -84,8 +92,10 @@ class _Place:
         self.line = frame.f_lineno
         self.values = values
         self.names = {**frame.f_globals, **frame.f_locals}
-        tree = ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+        tree = OwnAttributes().visit(ast.parse("".join(linecache.getlines(frame.f_code.co_filename))))
         self.tree = tree
+        own = own_attributes(frame.f_locals)
+        self.names |= own
         around = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and _contains(one, self.line)]
         functions = [one for one in around if isinstance(one, ast.FunctionDef)]
         self.body = max(functions, key=lambda one: one.lineno).body if functions else tree.body
@@ -96,9 +106,14 @@ class _Place:
         out: each of its passes restores."""
         self.loaders = {name for name, value in self.names.items() if values.is_loader(value)}
         self._known = {name for name, value in self.names.items() if values.is_position(value)} | self.loaders
+        self._known |= {name for name in self.names if name.removeprefix(SELF) in values.saved}
+        if values.is_kept(frame.f_locals.get("self")):
+            self._known |= own.keys()
         self._attributes = set(_RESTORING)
         self._functions = {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
         self._spread()
+        self._is_called = not restored_at
+        """Whether the training calls this function again and again."""
         self.is_returned = False
         self._from_one = False
         """Whether the counter of the loop begins at 1."""
@@ -116,7 +131,20 @@ class _Place:
                 uses = Uses(names_in(called, ast.Store) - self._known, self.is_known)
                 if name := uses.first(self.body, (called.end_lineno or 0) + 1):
                     return _forgotten(name, self.line)
-        return self._cycles()
+        if found := self._cycles():
+            return found
+        if any(isinstance(loop, ast.For) and self._passes_over(loop) for loop in self.loops):
+            return None  # What is passed over may draw, too.
+        outer = [loop.body for loop in self.loops[1:]]
+        if self._is_called and self.loops:
+            outer.append(self.body)
+        draws = Draws(self.names, self.tree)
+        for inner, body in zip(self.loops, outer, strict=False):
+            if found := draws.again(body, inner):
+                return found
+        if self.loops and (found := draws.before_batch(self.loops[0], self._is_saved)):
+            return found
+        return draws.untracked(self.loops, self.is_known, self.values.generator)
 
     def is_known(self, node: ast.AST) -> bool:
         """Return whether an expression depends on the restored state."""
@@ -125,7 +153,7 @@ class _Place:
         if isinstance(node, ast.Call) and name_of(node) in self._functions:
             return name_of(node) in self._known
         if isinstance(node, ast.Name):
-            return node.id in self._known
+            return node.id in self._known or (is_own(node.id) and node.id.removeprefix(SELF) in self._attributes)
         if isinstance(node, ast.Attribute):
             value = self._value(node)
             if node.attr in self._attributes or self.values.is_position(value) or self.values.is_loader(value):
@@ -151,7 +179,9 @@ class _Place:
     def _spread_from(self, one: ast.AST, functions: dict[str, tuple[ast.FunctionDef, int]]) -> None:
         if isinstance(one, ast.Assign | ast.AnnAssign | ast.NamedExpr) and one.value and self.is_known(one.value):
             for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
-                self._known |= names_in(target, ast.Store)
+                stored = names_in(target, ast.Store)
+                self._known |= stored
+                self._attributes |= {name.removeprefix(SELF) for name in stored if is_own(name)}
                 self._attributes |= {part.attr for part in ast.walk(target) if isinstance(part, ast.Attribute)}
         elif isinstance(one, ast.For) and name_of(one.iter) in _RANGES and self.is_known(one.iter):
             self._known |= names_in(one.target, ast.Store)
@@ -196,6 +226,8 @@ class _Place:
         is_new = is_range or (is_inner and not any(_is_opaque(value) for value in values))
         if tracked or unknown or not is_new or self._is_key(loop) or any(map(self._is_given, passed)):
             return None
+        if self._calls_items(loop) or self._is_chunk(loop):
+            return None
         return (
             f"line {loop.lineno}: this loop would begin again after a restart. Begin it at the restored position, as "
             "in for epoch in range(loader.epoch, epochs), or for step in range(checkpointer.restore(), steps)"
@@ -204,6 +236,18 @@ class _Place:
     def _is_given(self, node: ast.expr) -> bool:
         """Return whether a function gets a restored value: it may begin there, in ways that cannot be followed."""
         return isinstance(node, ast.Call) and any(map(self.is_known, (*node.args, *node.keywords)))
+
+    def _calls_items(self, loop: ast.For) -> bool:
+        """Return whether a loop calls its items, such as callbacks, one of which reports the step."""
+        targets = names_in(loop.target, ast.Store)
+        calls = [one for part in loop.body for one in ast.walk(part) if isinstance(one, ast.Call)]
+        return any(root_of(one) in targets and _contains(one, self.line) for one in calls)
+
+    def _is_chunk(self, loop: ast.For) -> bool:
+        """Return whether a loop repeats some steps of a longer training, so that it may end at any of them."""
+        if names_in(loop.target, ast.Store) & names_in(loop):
+            return False
+        return self._is_called or any(isinstance(one, ast.While) and self.is_known(one.test) for one in self.loops)
 
     def _is_limited(self, loop: ast.For, passed: list[ast.expr]) -> bool:
         """Return whether a loop takes a fixed number of batches, by `islice` or a range beside the loader."""
@@ -253,8 +297,10 @@ class _Place:
     def _forgets(self, loop: ast.For | ast.While) -> str | None:
         names = {
             name
-            for name in carried(loop) - self._known
-            if name in self.names and not self.values.is_kept(self.names[name])
+            for name in carried(loop) - self._known - {"self"}
+            if name in self.names and not self._is_saved(self.names[name])
+            # An attribute that is an object may be saved with another one.
+            if not is_own(name) or (type(self.names[name]) in (int, float) and not self.is_known(ast.Name(name)))
         }
         counter = self._counter(loop)
         names |= {counter[0]} if counter is not None else set()
@@ -276,6 +322,18 @@ class _Place:
         if self.values.is_plain(self.names[name]) or type(self.names[name]).__name__ == "generator":
             return f"{name} would begin again after a restart: its position is not tracked. Track its loader: {PLAIN}"
         return ENDLESS if type(self.names[name]).__name__ == "cycle" else _forgotten(name, loop.lineno)
+
+    def _is_saved(self, value: Any) -> bool:
+        """Return whether a value is tracked, or has iterators of tracked loaders: their positions are saved."""
+        if isinstance(value, GeneratorType) and value.gi_frame is not None:
+            frame = value.gi_frame
+            inner = {**frame.f_locals, **own_attributes(frame.f_locals)}.values()
+            return any(isinstance(one, GeneratorType) and self._is_saved(one) for one in inner) or any(
+                map(self.values.is_loader, inner)
+            )
+        if isinstance(value, list | tuple | dict) and 0 < len(value) < _MANY:
+            return all(map(self._is_saved, value.values() if isinstance(value, dict) else value))
+        return self.values.is_kept(value) or self.values.is_loader(value)
 
     def _counter(self, loop: ast.For | ast.While) -> tuple[str, str] | None:
         """Return the counter of a loop over `enumerate(loader)`, and the loader's expression."""
@@ -325,7 +383,7 @@ class _Place:
 def _forgotten(name: str, line: int) -> str:
     return (
         f"{name}, which the loop of line {line} uses, is not in the checkpoint. Keep it there: set "
-        f'checkpointer.progress["{name}"] before restore(), and use that instead of the variable'
+        f'checkpointer.progress["{name.removeprefix(SELF)}"] before restore(), and use that instead of the variable'
     )
 
 
@@ -338,7 +396,7 @@ def _passed(node: ast.expr) -> Iterator[ast.expr]:
         yield node
 
 
-def _contains(one: ast.stmt, line: int) -> bool:
+def _contains(one: ast.stmt | ast.expr, line: int) -> bool:
     return one.lineno <= line <= (one.end_lineno or 0)
 
 

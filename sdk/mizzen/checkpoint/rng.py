@@ -66,6 +66,8 @@ class HeldGenerators:
         self.state = state
         self.is_set = False
         """Whether they were set, or will not be, because the training has gone on without them."""
+        self.by: object = None
+        """The loader that has set them although it did not wait for them: its iteration may be only a look."""
 
     def __call__(self) -> None:
         """Set the generators, if this was not done before."""

@@ -13,7 +13,8 @@ files: load only roots that you trust.
 
 import os
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from io import BytesIO
 from typing import Any
@@ -35,7 +36,7 @@ from torch.futures import Future
 
 from mizzen.checkpoint.errors import CheckpointError
 from mizzen.checkpoint.manifest import Manifest, Part
-from mizzen.checkpoint.part_reader import ALIGNED_BYTES, fetch_part
+from mizzen.checkpoint.part_reader import ALIGNED_BYTES, fetch_part, verify_part
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.removal import sweep
 from mizzen.checkpoint.root_view import open_checkpoints
@@ -43,7 +44,8 @@ from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.state_saver import whole_step
 from mizzen.checkpoint.writer import Writer, open_writer
 from mizzen.objects import checksums
-from mizzen.objects.store import Chunk
+from mizzen.objects.store import Chunk, Fetch
+from mizzen.objects.workers import Workers
 
 PLAN = "dcp"
 """Name of the part with DCP's metadata."""
@@ -137,9 +139,11 @@ class RootWriter(StorageWriter):
         results: list[WriteResult] = []
         if chunks:
             key = plan.storage_data
-            self._store.put(key, chunks)
-            name = key.rsplit("/", 1)[1].removeprefix("part-").removesuffix(".bin")
-            part = Part(name, key, "bytes", offset, checksums.checksum(checksums.fastest(), chunks))
+            with Workers(1) as digests:
+                checksum = digests.submit(checksums.checksum, checksums.fastest(), chunks)
+                self._store.put(key, chunks)
+                name = key.rsplit("/", 1)[1].removeprefix("part-").removesuffix(".bin")
+                part = Part(name, key, "bytes", offset, checksum.result())
             for index, at, size_bytes, dtype, shape in found:
                 results.append(WriteResult(index, size_bytes, StoredPiece(part, at, size_bytes, dtype, shape)))
         done: Future[list[WriteResult]] = Future()
@@ -217,15 +221,24 @@ class RootReader(StorageReader):
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> "Future[None]":
-        """Read the parts that this rank needs, one after another; verify each before its pieces are used."""
+        """Read the parts that this rank needs. No rank changes a tensor before all ranks have verified their parts.
+
+        Parts on a local disk are read twice, the second time directly into the tensors; others are held in memory.
+        """
         wanted: dict[Part, list[Any]] = {}
         for item in plan.items:
             wanted.setdefault(self._pieces[item.storage_index].part, []).append(item)
+        store, held = self._checkpoints.store, dict[Part, memoryview]()
+        with _agreed():
+            for part in wanted:
+                if store.is_local:
+                    verify_part(store, part)
+                else:
+                    held[part] = fetch_part(store, part)
         for part, items in wanted.items():
-            content = memoryview(fetch_part(self._checkpoints.store, part))
-            for item in items:
-                piece = self._pieces[item.storage_index]
-                _load(planner, item, piece, content[piece.offset : piece.offset + piece.size_bytes])
+            with store.opened(part.key) if store.is_local else nullcontext(_copying(held.pop(part))) as fetch:
+                for item in items:
+                    _load(planner, item, self._pieces[item.storage_index], fetch)
         done: Future[None] = Future()
         done.set_result(None)
         return done
@@ -245,17 +258,58 @@ def _memory(tensor: torch.Tensor) -> memoryview:
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
 
 
-def _load(planner: LoadPlanner, item: Any, piece: StoredPiece, content: memoryview) -> None:
+@contextmanager
+def _agreed() -> Iterator[None]:
+    """Raise an error of this rank, or one that another rank has met at the same time."""
+    mine: Exception | None = None
+    try:
+        yield
+    except Exception as error:
+        mine = error
+    told = None if mine is None else str(mine)
+    found: list[str | None] = [told]
+    if distributed.is_initialized():
+        found = [None] * distributed.get_world_size()
+        distributed.all_gather_object(found, told)
+    if mine is not None:
+        raise mine
+    for rank, theirs in enumerate(found):
+        if theirs is not None:
+            raise CheckpointError(f"rank {rank} cannot load its parts: {theirs}")
+
+
+def _copying(content: memoryview) -> Fetch:
+    """Return a function that reads from a part in memory."""
+
+    def fetch(into: memoryview, start: int) -> int:
+        found = content[start : start + len(into)]
+        into[: len(found)] = found
+        return len(found)
+
+    return fetch
+
+
+def _load(planner: LoadPlanner, item: Any, piece: StoredPiece, fetch: Fetch) -> None:
+    def read(into: memoryview, start: int) -> memoryview:
+        if fetch(into, piece.offset + start) != len(into):
+            raise CheckpointError(f"{piece.part.key}: was changed while it was read; load again")
+        return into
+
     if item.type is LoadItemType.BYTE_IO:
-        planner.load_bytes(item, BytesIO(content))
+        planner.load_bytes(item, BytesIO(read(memoryview(bytearray(piece.size_bytes)), 0)))
         return
     assert piece.dtype is not None
-    if piece.size_bytes:
-        tensor = torch.frombuffer(content, dtype=piece.dtype).reshape(piece.shape)
+    target = planner.resolve_tensor(item).detach()
+    rows, *rest = item.lengths or (1,)
+    is_whole = list(rest) == list(piece.shape[1:]) and target.dtype == piece.dtype
+    if is_whole and target.is_contiguous() and target.device.type == "cpu":
+        if target.numel():
+            row_bytes = target.numel() // rows * target.element_size()
+            read(_memory(target), (item.storage_offsets[0] if item.storage_offsets else 0) * row_bytes)
     else:
         tensor = torch.empty(piece.shape, dtype=piece.dtype)
-    for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-        tensor = tensor.narrow(dimension, start, length)
-    target = planner.resolve_tensor(item).detach()
-    target.copy_(tensor)
+        read(_memory(tensor), 0)
+        for dimension, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            tensor = tensor.narrow(dimension, start, length)
+        target.copy_(tensor)
     planner.commit_tensor(item, target)

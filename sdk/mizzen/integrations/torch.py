@@ -223,6 +223,8 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         self._iteration: object = None
         """Identifies the latest iteration."""
         self._resume: rng.HeldGenerators | None = None
+        self._others: rng.HeldGenerators | None = None
+        """Set if only other loaders wait for the generators; a batch of this one may nevertheless be the first one."""
         self._own: list[Any] | None = None
         """Loaded states of the dataset's and collator's generators, which are set after looks are repeated."""
         self._looks = Looks(self._place, self._go_to)
@@ -406,12 +408,21 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         Returns:
             False if the loaded state is not within an iteration, and has no looks. Then `held` is not called.
         """
-        self._resume = held if self._within or self._looks.awaited else None
-        return self._resume is not None
+        waits = bool(self._within or self._looks.awaited)
+        self._resume, self._others = (held, None) if waits else (None, held)
+        return waits
 
     def _restore_generators(self) -> None:
         resume, self._resume = self._resume, None
+        if self._others is not None:
+            if self._others.by is self and self._looks.has_trained() is False:
+                self._others.is_set = False
+            if not self._others.is_set:
+                self._others.by = self
+                self._others()
         if resume is not None:
+            # A look at another loader has set them.
+            resume.is_set = resume.is_set and (resume.by is None or self._looks.has_trained() is not False)
             resume()
         if self._own is not None:
             self._restore_own()
