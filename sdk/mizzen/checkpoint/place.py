@@ -9,6 +9,7 @@ from typing import Any
 
 from mizzen.checkpoint.manifest import CheckpointId, Manifest
 from mizzen.checkpoint.save_failures import DEFAULT_MAX_FAILING_S, Limits
+from mizzen.checkpoint.tier_cadence import Tiers
 from mizzen.environment import TaskEnvironment
 from mizzen.objects.store import Chunk
 
@@ -50,6 +51,9 @@ class CheckpointSettings:
     while there is no checkpoint. The environment can set another default."""
     max_failures: int | None = None
     """How many saves in a row may fail before that; by default not limited. The environment can set another default."""
+    tiers: Tiers | None = None
+    """Saves to memory, `local` and the root, each at an interval of its own. By default each save goes to `local` and
+    the root."""
 
 
 @dataclass(frozen=True)
