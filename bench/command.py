@@ -38,6 +38,7 @@ SUITES = {
     "tetris-moves": "tetris_moves",
     "tetris-memory": "tetris_memory",
     "checkpoint": "checkpoint",
+    "tiers": "tiers",
     "copies": "copies",
     "end-to-end": "end_to_end",
     "short-elements": "short_elements",

@@ -8,9 +8,7 @@ from mizzen.memory.store import host_of_environ, open_memory
 from mizzen.objects.store import ObjectStore
 
 
-def with_memory(
-    stores: Sequence[ObjectStore], tiers: Tiers, cadence: Cadence
-) -> tuple[list[ObjectStore], TierCadence]:
+def with_memory(stores: Sequence[ObjectStore], tiers: Tiers, cadence: Cadence) -> tuple[list[ObjectStore], TierCadence]:
     """Return the stores with that of the memory tier before them, and their cadence; set the interval of saves.
 
     Errors of the memory tier are warnings, here and later.

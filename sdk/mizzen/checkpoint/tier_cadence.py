@@ -67,9 +67,7 @@ class Tiers:
 class TierCadence:
     """Chooses the tiers of each save of one process. Tiers are numbered from the fastest, 0."""
 
-    def __init__(
-        self, tiers: Tiers, machine: Mtbf, count: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, tiers: Tiers, machine: Mtbf, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`machine`: mean time between losses of a machine, as known; `count`: number of tiers."""
         machine_s = tiers.machine_mtbf_s or machine.mtbf_s
         both_s = tiers.both_mtbf_s or BOTH_FACTOR * machine_s

@@ -197,14 +197,19 @@ def _left_s(ends_s: float) -> float:
 
 @contextmanager
 def _writer(descriptor: int) -> Iterator[Callable[[memoryview], None]]:
-    """Write to the memory of the server."""
-    with open(descriptor, "wb", buffering=0) as file:
+    """Write to the memory of the server, without the position of the descriptor, which is shared with the server."""
+    at = 0
 
-        def write(piece: memoryview) -> None:
-            while piece:
-                piece = piece[file.write(piece) :]
+    def write(piece: memoryview) -> None:
+        nonlocal at
+        while piece:
+            count = os.pwrite(descriptor, piece, at)
+            piece, at = piece[count:], at + count
 
+    try:
         yield write
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager
@@ -246,25 +251,19 @@ def remote_server(host: str, port: int, token: bytes) -> MemoryServer:
     return MemoryServer(connect, token, f"the memory server at {host}:{port}")
 
 
-def start(token: bytes, *, limit_bytes: int, idle_s: float, host: str | None, port: int = 0) -> MemoryServer:
+def start(told: dict[str, Any]) -> MemoryServer:
     """Return the server of this machine; if none runs, start it as a process that outlives this one.
 
-    Args:
-        token: token of the run.
-        limit_bytes: memory limit.
-        idle_s: the server ends if it is not used for so long.
-        host: address on which it listens for other machines; None: only for this machine.
-        port: port of that address; 0: any.
+    `told`: see `server.serve`.
 
     Raises:
         OSError: the server does not answer.
     """
-    told = {"token": token.hex(), "limit_bytes": limit_bytes, "idle_s": idle_s, "host": host, "port": port}
     # Without the environment's and the user's paths: the server needs only the standard library.
     code = f"import sys; sys.path.insert(0, {_SDK!r}); from mizzen.memory.server import main; main()"
     for pause_s in _PAUSES_S:
         time.sleep(pause_s)
-        server = local_server(token)
+        server = local_server(bytes.fromhex(told["token"]))
         try:
             server.greet()
             return server

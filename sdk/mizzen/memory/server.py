@@ -60,6 +60,8 @@ class _Server:
         self._objects: dict[str, tuple[int, int]] = {}
         """Key to descriptor and size in bytes."""
         self._used_bytes = 0
+        self._spare: list[tuple[int, int]] = []
+        """Memory of removed objects, for new ones of the same size: the kernel need not clear new pages."""
         self._lock = threading.Lock()
         self._used_at_s = time.monotonic()
 
@@ -116,10 +118,11 @@ class _Server:
                 wire.send(link, {"full": free})
                 return
             self._used_bytes += size
-        descriptor = -1
+            descriptor = self._taken_spare(size)
         try:
-            descriptor = os.memfd_create("mizzen", os.MFD_CLOEXEC)
-            os.ftruncate(descriptor, size)
+            if descriptor < 0:
+                descriptor = os.memfd_create("mizzen", os.MFD_CLOEXEC)
+                os.ftruncate(descriptor, size)
             wire.send(link, {})
             if link.family == socket.AF_UNIX:
                 socket.send_fds(link, [b"+"], [descriptor])
@@ -170,24 +173,41 @@ class _Server:
         with self._lock:
             old = self._objects.pop(key, None)
             if old is not None:
-                os.close(old[0])
                 self._used_bytes -= old[1]
+                self._spare.append(old)
             if new is not None:
                 self._objects[key] = new
 
+    def _taken_spare(self, size: int) -> int:
+        """Return spare memory of this size, or -1; free other spare memory if there is not enough else."""
+        found = next((one for one in self._spare if one[1] == size), None)
+        if found is not None:
+            self._spare.remove(found)
+            return found[0]
+        while self._spare and self._used_bytes + sum(size for _, size in self._spare) > self._limit_bytes:
+            os.close(self._spare.pop(0)[0])
+        return -1
 
-def main() -> None:
-    """Serve as standard input says, until the server is idle. Ends at once if this run already has a server here.
 
-    The server continues in a child, so the end of this process says that it answers; with `stays` in this process.
+def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
+    """Serve from now on, in threads; None: this run already has a server here.
+
+    With `detach`, this process ends when the server answers, and a child continues.
+
+    Args:
+        told: `token`, `limit_bytes`, `idle_s`, and `host` and `port` for other machines (None: not for other machines).
+        detach: whether to continue in a child.
+
+    Raises:
+        OSError: the address cannot be used.
     """
-    told = json.load(sys.stdin)
     base = folder() / name_of(bytes.fromhex(told["token"]))
     lock = os.open(base.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return
+        os.close(lock)
+        return None
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     server = _Server(told)
@@ -200,7 +220,7 @@ def main() -> None:
     links.append(socket.socket(socket.AF_UNIX))
     links[-1].bind(str(path))
     links[-1].listen(64)
-    if not told.get("stays"):
+    if detach:
         if os.fork():
             os._exit(0)
         os.setsid()
@@ -209,9 +229,11 @@ def main() -> None:
             os.dup2(nothing, descriptor)
     for link in links:
         threading.Thread(target=server.listen, args=[link], daemon=True).start()
-    server.wait()
-    path.unlink(missing_ok=True)
+    return server
 
 
-if __name__ == "__main__":
-    main()
+def main() -> None:
+    """Serve as standard input says, in a child, until the server is idle."""
+    server = serve(json.load(sys.stdin), detach=True)
+    if server is not None:
+        server.wait()

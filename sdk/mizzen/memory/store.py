@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.environment import local_path
@@ -75,10 +75,9 @@ def host_of_environ() -> str:
     rank = os.environ.get("RANK", "0")
     if rank.isdigit() and int(rank) < len(told):
         return told[int(rank)]
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link:
-        with suppress(OSError):
-            link.connect(("192.0.2.1", 9))  # Sends nothing; it only chooses the route.
-            return str(link.getsockname()[0])
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as link, suppress(OSError):
+        link.connect(("192.0.2.1", 9))  # Sends nothing; it only chooses the route.
+        return str(link.getsockname()[0])
     return "127.0.0.1"
 
 
@@ -303,7 +302,16 @@ class MemoryStore(ObjectStore):
         return f"memory+{self._bucket.uri(key)}"
 
     def make_durable(self, keys: Iterable[str]) -> None:
-        """Do nothing; memory is not durable."""
+        """Do nothing: memory is not durable."""
+
+    def forget(self, key: str) -> None:
+        """Do nothing: parts are not in the page cache."""
+
+    def tidy(self) -> None:
+        """Do nothing: there are no temporary files."""
+
+    def tidy_uploads(self, idle_s: float) -> None:
+        """Do nothing, as `tidy`."""
 
     def content(self, info: ObjectInfo) -> Content:
         """Refuse: copies between roots read other stores."""
@@ -339,26 +347,35 @@ def _none() -> MemoryServer:
     return MemoryServer(connect, b"", "the memory server of this machine")
 
 
-def open_memory(bucket: ObjectStore, *, limit_bytes: int | None, idle_s: float, address: str | None) -> MemoryStore:
-    """Open the memory tier of a root; start the server of this machine if there is none.
+def open_memory(
+    bucket: ObjectStore,
+    *,
+    limit_bytes: int | None,
+    idle_s: float,
+    address: str | None,
+    start: Callable[[dict[str, Any]], MemoryServer] = start,
+) -> MemoryStore:
+    """Open the memory tier of a root; start the server of this machine if there is none. Its errors are warnings.
 
     Args:
         bucket: the root.
         limit_bytes: memory limit of the server; None: a quarter of the machine's or container's memory.
         idle_s: the server ends if it is not used for so long.
         address: `host` or `host:port` at which other machines reach the server; None: there are no other machines.
+        start: starts the server; see `client.start`.
     """
     host, _, port = (address or "").partition(":")
     token, why = b"", ""
     try:
         token = token_of(bucket)
     except Exception as error:  # Every client library has its own exception types.
-        why = f"the token cannot be read: {error}"
+        why = f"{bucket.uri(FOLDER)}: the token cannot be read: {error}"
 
     def own() -> MemoryServer:
         if why:
             raise OSError(why)
         limit = memory_of_machine() // 4 if limit_bytes is None else limit_bytes
-        return start(token, limit_bytes=limit, idle_s=idle_s, host=host or None, port=int(port or 0))
+        about = {"limit_bytes": limit, "idle_s": idle_s, "host": host or None, "port": int(port or 0)}
+        return start({"token": token.hex(), **about})
 
     return MemoryStore(bucket, token, own, host or None)
