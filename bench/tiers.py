@@ -39,7 +39,7 @@ LINES = (
     Line("from the machine", 0.1),
     Line("from the peer", 0.1),
     Line("from the peer behind the link", None),
-    Line("bucket, of the link", 1.25),
+    Line("bucket, of the link", None),
     Line("training", 0.965, at_least=True),
     Line("training, root alone", None),
 )
@@ -98,7 +98,7 @@ def _recoveries(bench: Bench) -> list[dict[str, float]]:
             took["peer_s"] = on(third, "restore", True, source="memory+")["restore_s"]
             peer("limit", rate=_LINK)
             took["peer_behind_link_s"] = on(third, "restore", True, source="memory+")["restore_s"]
-            peer("offload")
+            peer("unlimit")
             ip("link", "set", first.port, "up")
             found.append(took)
     return found

@@ -26,17 +26,17 @@ def serve_bucket(address: str) -> dict[str, Any]:
 
     moto reads the whole object for each range. Here it keeps what it has read, so that the link is the limit.
     """
-    read, write = FakeKey.value.fget, FakeKey.value.fset
+    whole: Any = vars(FakeKey)["value"]
 
     def value(key: Any) -> bytes:
         if (kept := _contents.get(key)) is None:
             _contents.clear()
-            kept = _contents[key] = read(key)
+            kept = _contents[key] = whole.fget(key)
         return kept
 
     def set_value(key: Any, new: bytes) -> None:
         _contents.pop(key, None)
-        write(key, new)
+        whole.fset(key, new)
 
     _left_open.enter_context(mock.patch.object(FakeKey, "value", property(value, set_value)))
     endpoint = _left_open.enter_context(buckets.s3(address))
@@ -45,8 +45,13 @@ def serve_bucket(address: str) -> dict[str, Any]:
 
 def limit(rate: str) -> None:
     """Limits what this machine sends."""
-    words = ["qdisc", "replace", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64k", "latency", "50ms"]
+    words = ["qdisc", "add", "dev", "eth0", "root", "tbf", "rate", rate, "burst", "64k", "latency", "50ms"]
     subprocess.run(["tc", *words], check=True)
+
+
+def unlimit() -> None:
+    """Removes the limit."""
+    subprocess.run(["tc", "qdisc", "del", "dev", "eth0", "root"], check=True)
 
 
 def offload() -> None:

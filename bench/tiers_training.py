@@ -1,5 +1,6 @@
 """A training of the suite `tiers`, in a process of its own: saves, restores, or trains with and without checkpoints."""
 
+import importlib.util
 import json
 import mmap
 import sys
@@ -8,29 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from bench.checkpoint import INTEGRATIONS
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, Tiers
 
 _ARRAYS = 48
 
 
-def _state(size_bytes: int, seed: int) -> dict[str, Any]:
-    generator = np.random.default_rng(seed)
+def _state(size_bytes: int) -> dict[str, Any]:
+    generator = np.random.default_rng(1)
     return {f"w{number}": generator.random(size_bytes // 4 // _ARRAYS, np.float32) for number in range(_ARRAYS)}
 
 
-class Model:
-    """An object with the protocol of torch's modules, which takes the arrays that it loads, as functional ones do."""
-
-    def __init__(self, arrays: dict[str, Any]) -> None:
-        self.arrays = arrays
-
-    def state_dict(self) -> dict[str, Any]:
-        """Returns the arrays."""
-        return self.arrays
-
-    def load_state_dict(self, arrays: dict[str, Any]) -> None:
-        """Takes the arrays."""
-        self.arrays = arrays
+def _model(size_bytes: int, value: float) -> Any:
+    """Returns a torch module with `_ARRAYS` parameters, which have different values."""
+    if importlib.util.find_spec("torch") is None:
+        sys.path.extend(str(path) for path in INTEGRATIONS.parents[1].glob("lib/*/site-packages"))
+    torch = importlib.import_module("torch")
+    size = size_bytes // 4 // _ARRAYS
+    return torch.nn.ParameterList([torch.full((size,), value + number) for number in range(_ARRAYS)])
 
 
 def _checkpointer(root: str, tiers: dict[str, Any] | None, background: bool = False) -> Checkpointer:
@@ -46,15 +42,17 @@ def _provide_memory(size_bytes: int) -> None:
 
 
 def save(root: str, size_bytes: int, tiers: dict[str, Any] | None) -> None:
-    """Saves a state to all tiers."""
+    """Saves a model to all tiers."""
     _provide_memory(3 * size_bytes)
-    _checkpointer(root, tiers).save(1, {"model": _state(size_bytes, 1)})
+    checkpointer = _checkpointer(root, tiers)
+    checkpointer.track(model=_model(size_bytes, 1.0))
+    checkpointer.save(1, checkpointer._tracked.capture(1))
 
 
 def restore(root: str, size_bytes: int, tiers: dict[str, Any] | None, source: str) -> dict[str, float]:
     """Measures `restore` alone. `source`: how the URIs of the parts must begin that it reads."""
     _provide_memory(4 * size_bytes)
-    model = Model(_state(size_bytes, 2))
+    model = _model(size_bytes, 0.0)
     checkpointer = _checkpointer(root, tiers)
     checkpointer.track(model=model)
     read: list[str] = []
@@ -66,16 +64,16 @@ def restore(root: str, size_bytes: int, tiers: dict[str, Any] | None, source: st
 
     checkpointer._roots.loaded = taken  # type: ignore[method-assign]
     begin_s = time.perf_counter()
-    step = checkpointer.restore(missing_ok=True, parts=["model"])
+    step = checkpointer.restore()
     took_s = time.perf_counter() - begin_s
-    assert step == 1 and all(np.array_equal(model.arrays[name], value) for name, value in _state(size_bytes, 1).items())
+    assert step == 1 and all(bool((values == 1.0 + number).all()) for number, values in enumerate(model))
     assert read and all(uri.startswith(source) for uri in read), read
     return {"restore_s": took_s}
 
 
 def train(root: str, size_bytes: int, steps: int, step_s: float, rounds: int) -> list[dict[str, float]]:
     """Measures a training on one thread: without checkpoints, with one each 10 steps to tiers, and to the root only."""
-    state = _state(size_bytes, 1)
+    state = _state(size_bytes)
     matrix = np.random.default_rng(3).random((512, 512), np.float32)
 
     def step_once(products: int) -> None:

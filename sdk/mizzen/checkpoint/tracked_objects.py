@@ -293,7 +293,7 @@ def _kept(name: str, save: Callable[[], Any]) -> Callable[[], Any] | None:
         kind, chunks = parts.encode(name, save())
     except Exception:  # The object may have no state yet.
         return None
-    content = bytearray(b"".join(chunks))
+    content = bytearray().join(chunks)
     return lambda: parts.decode(kind, content, True, name=name)
 
 

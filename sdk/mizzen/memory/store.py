@@ -139,8 +139,9 @@ class MemoryStore(ObjectStore):
                 del self._others[known]
             new = [(name, key) for name, key in listed.items() if name not in self._others and name != self._own.id]
             with Workers(8) as workers:
-                found = [workers.submit(self._reached, *one) for one in new]
-            self._others.update({server.id: server for one in found if (server := one.result()) is not None})
+                asked = [workers.submit(self._reached, *one) for one in new]
+                found = [server for one in asked if (server := one.result()) is not None]
+            self._others.update({server.id: server for server in found})
         except Exception as error:  # Every client library has its own exception types.
             self._tell(f"{self._bucket.uri(_SERVERS)}: the addresses of memory servers cannot be read: {error}")
         names = sorted(name for name, server in self._others.items() if not server.is_away)
@@ -275,7 +276,7 @@ class MemoryStore(ObjectStore):
             return ask(servers[0])
         with Workers(8) as workers:
             asked = [workers.submit(ask, server) for server in servers]
-        return {key: size for one in asked for key, size in one.result().items()}
+            return {key: size for one in asked for key, size in one.result().items()}
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return the size of an object; see `ObjectStore.stat`."""
