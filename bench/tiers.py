@@ -82,7 +82,7 @@ def _recoveries(bench: Bench) -> list[dict[str, float]]:
             return {**bucket["environ"], "MIZZEN_MEMORY_DIR": str(home), "MIZZEN_PLATFORM": "sigterm"}
 
         def on(node: LabNode, do: str, tiers: bool, **options: Any) -> Any:
-            given = {"peers": True, "address": node.address, "memory_bytes": 3 * STATE_BYTES, "idle_s": 60}
+            given = {"peers": True, "address": node.address, "memory_bytes": 3 * STATE_BYTES, "idle_s": 180}
             given_or_none = given if tiers else None
             return node("train", environ=environ(node), do=do, tiers=given_or_none, **about, **options)
 

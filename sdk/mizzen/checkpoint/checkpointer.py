@@ -247,8 +247,12 @@ class Checkpointer(StateSaver):
         return self._status(False)
 
     def only_due_tiers(self) -> None:
-        """Let the next `try_save` write only the tiers that are due, as `step` does; see `Tiers`."""
-        self._roots.only(self._roots.due(self.background))
+        """Let the next `try_save` write only the tiers that are due, as `step` does; see `Tiers`.
+
+        Does nothing if several ranks save one checkpoint: there only `step` agrees on the tiers with the other ranks.
+        """
+        if not self._roots.is_shared:
+            self._roots.only(self._roots.due(self.background))
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Return whether to save now: a save is due, or a notice was received and there is time for a save.

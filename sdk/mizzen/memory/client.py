@@ -44,7 +44,12 @@ class MemoryServer:
         self._free: list[socket.socket] = []
         self._lock = threading.Lock()
         self._away_s, self._away_until_s = _AWAY_S, 0.0
+        self._is_silent = False
         self._undeleted: set[str] = set()
+
+    def __del__(self) -> None:
+        for link in self._free:
+            link.close()
 
     @property
     def is_away(self) -> bool:
@@ -64,7 +69,7 @@ class MemoryServer:
         """Send a request without a content, and return the answer.
 
         Raises:
-            OSError: the server is away, or fails now.
+            OSError: the server is away, or fails now: a TimeoutError if it is silent, a ConnectionError if it has ended.
         """
         with self._link() as link:
             return _ask(link, do, **about)
@@ -131,7 +136,8 @@ class MemoryServer:
     @contextmanager
     def _link(self) -> Iterator[socket.socket]:
         if self.is_away:
-            raise TimeoutError(f"{self.where} did not answer a short time ago")
+            message = f"{self.where} did not answer a short time ago"
+            raise TimeoutError(message) if self._is_silent else ConnectionError(message)
         with self._lock:
             link = self._free.pop() if self._free else None
         try:
@@ -154,8 +160,9 @@ class MemoryServer:
                     for other in self._free:
                         other.close()
                     self._free.clear()
-                kind = TimeoutError if isinstance(error, TimeoutError) else ConnectionError
-                raise kind(f"{self.where}: {error or type(error).__name__}") from error
+                self._is_silent = isinstance(error, TimeoutError)
+                message = f"{self.where}: {error or type(error).__name__}"
+                raise (TimeoutError if self._is_silent else ConnectionError)(message) from error
             raise
         with self._lock:
             self._away_s = _AWAY_S

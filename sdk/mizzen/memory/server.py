@@ -52,7 +52,8 @@ def folder() -> Path:
 
 
 class _Server:
-    def __init__(self, told: dict[str, Any]) -> None:
+    def __init__(self, told: dict[str, Any], path: Path) -> None:
+        self.path = path
         self._token = bytes.fromhex(told["token"])
         self._limit_bytes, self._idle_s = int(told["limit_bytes"]), float(told["idle_s"])
         self.id = os.urandom(8).hex()
@@ -73,9 +74,10 @@ class _Server:
                 threading.Thread(target=self._serve, args=[accepted], daemon=True).start()
 
     def wait(self) -> None:
-        """Return when the server was not used for its time limit."""
+        """Return when the server was not used for its time limit; its socket is removed then."""
         while (left_s := self._used_at_s + self._idle_s - time.monotonic()) > 0:
             time.sleep(min(left_s, _LOOK_S))
+        self.path.unlink(missing_ok=True)
 
     def _serve(self, link: socket.socket) -> None:
         with suppress(OSError, ValueError, AttributeError, TypeError), link:
@@ -210,15 +212,14 @@ def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
         return None
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    server = _Server(told)
+    server = _Server(told, base.with_suffix(".sock"))
     links = []
     if told["host"] is not None:
         links.append(socket.create_server((told["host"], int(told["port"]))))
         server.port = links[0].getsockname()[1]
-    path = base.with_suffix(".sock")
-    path.unlink(missing_ok=True)
+    server.path.unlink(missing_ok=True)
     links.append(socket.socket(socket.AF_UNIX))
-    links[-1].bind(str(path))
+    links[-1].bind(str(server.path))
     links[-1].listen(64)
     if detach:
         if os.fork():
@@ -227,6 +228,7 @@ def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(nothing, descriptor)
+        links[-1].listen(64)  # The credentials that clients see are those of this process.
     for link in links:
         threading.Thread(target=server.listen, args=[link], daemon=True).start()
     return server

@@ -14,6 +14,7 @@ While parts are read, a failing server counts as one that does not have the part
 import json
 import os
 import socket
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,7 +46,7 @@ _SERVERS = f"{FOLDER}servers/"
 _FORGET_S = 24 * 3600.0
 """The address of a server that does not answer is removed if it was published so long ago."""
 _LOOK_S = 30.0
-"""The list of servers is read again after this time, if there is no peer."""
+"""The list of servers is read again after this time, if there is no peer; so is the start of a server tried again."""
 
 
 def token_of(bucket: ObjectStore) -> bytes:
@@ -105,14 +106,17 @@ class MemoryStore(ObjectStore):
         self._others: dict[str, MemoryServer] = {}
         self._peer: MemoryServer | None = None
         self._told: set[str] = set()
-        self._looked_s = 0.0
+        self._looked_s = self._start_after_s = 0.0
+        self._starting = threading.Lock()
         self._start_own()
         self._look()
 
     def _start_own(self) -> None:
         """Start the server of this machine, or connect to it, and publish its address."""
+        self._start_after_s = time.monotonic() + _LOOK_S
         try:
             self._own = self._start()
+            self._start_after_s = 0.0
             self.is_local = bool(self._own.ask("list", prefix=_PARTS)["found"])
         except OSError as error:
             self._tell(str(error))
@@ -201,7 +205,11 @@ class MemoryStore(ObjectStore):
             except OSError as error:
                 if again or error.errno is not None or isinstance(error, TimeoutError):
                     return error
-            self._start_own()  # It has ended.
+                failed = error
+            with self._starting:
+                if time.monotonic() < self._start_after_s:
+                    return failed
+                self._start_own()  # It has ended.
         raise AssertionError("unreachable")
 
     @staticmethod
