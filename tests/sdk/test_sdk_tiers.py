@@ -3,11 +3,13 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +152,83 @@ def test_without_memory_the_root_decides(tmp_path: Path, machines: list[Path], w
     assert "is skipped: " in warned
 
 
+RANK = """
+import hashlib, json, os, socket, struct, sys, time
+import numpy as np
+from mizzen.checkpoint import Checkpointer, CheckpointSettings, Tiers
+root, rank, attempt, killed, line = sys.argv[1], *map(int, sys.argv[2:])
+line = socket.socket(fileno=line)
+def agree(number):
+    line.sendall(struct.pack("!q", number))
+    return max(number, *struct.unpack("!q", line.recv(8, socket.MSG_WAITALL)))
+state, dice = {"w": np.zeros(50_000)}, np.random.default_rng(rank)
+checkpointer = Checkpointer(root, attempt=attempt, interval_s=0, settings=CheckpointSettings(
+    rank=rank, world_size=2, sharded=True, agree=agree, tiers=Tiers(peers=True, address="127.0.0.1")))
+checkpointer.track(own=["state", "dice"], state=state, dice=dice)
+begin = checkpointer.restore()
+for step in range(begin + 1, 13):
+    state["w"] += dice.standard_normal(50_000)
+    checkpointer.step(step)
+    if step == killed:
+        agree(0)
+        os.kill(os.getpid(), 9)
+print(begin, hashlib.sha256(state["w"].tobytes() + str(dice.bit_generator.state).encode()).hexdigest())
+"""
+
+
+def _train_gang(root: Path, places: list[Path], attempt: int, killed: int = 0) -> list[tuple[str, str]]:
+    """Trains with two ranks, each on its machine; returns what each printed, and its warnings."""
+    ends = socket.socketpair()
+    ranks = []
+    for rank, (machine, end) in enumerate(zip(places, ends, strict=True)):
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(SDK), "MIZZEN_MEMORY_DIR": str(machine)}
+        command = [sys.executable, "-W", "always", "-c", RANK, str(root)]
+        ranks.append(subprocess.Popen(
+            [*command, *map(str, (rank, attempt, killed, end.fileno()))], pass_fds=[end.fileno()],
+            env=environ | {"MIZZEN_PLATFORM": "sigterm"}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        ))  # fmt: skip
+    for end in ends:
+        end.close()
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [-signal.SIGKILL if killed else 0] * 2, said
+    return [(out.strip(), warned) for out, warned in said]
+
+
+def test_a_sharded_gang_continues_from_the_memory_of_its_machines(tmp_path: Path, machines: list[Path]) -> None:
+    """Each rank saves to its machine and a peer. One machine is lost with its memory; all ranks load the same step."""
+    first, second, third = machines
+    expected = [out.split()[1] for out, _ in _train_gang(tmp_path / "whole", [first, second], 1)]
+    root = tmp_path / "root"
+    _train_gang(root, [first, second], 1, KILLED)
+    assert list_committed(root)[0].step < KILLED
+    memory_servers.kill(first)
+    said = _train_gang(root, [third, second], 2)
+    assert [out.split() for out, _ in said] == [[str(KILLED), digest] for digest in expected]
+
+
+def test_a_gang_whose_memory_is_lost_loads_the_root(tmp_path: Path, machines: list[Path]) -> None:
+    """The memory of one rank is lost, and nobody had a copy: no rank loads the newer step that only the other has."""
+    first, second, third = machines
+    root = tmp_path / "root"
+    _train_gang(root, [first, second], 1, KILLED)
+    saved = list_committed(root)[0].step
+    memory_servers.kill(first)
+    server = client.remote_server(*_addresses(root)[0], token_of(FileStore(root)))
+    server.delete([key for key in server.ask("list", prefix="parts/")["found"] if ".r0000." in key])
+    said = _train_gang(root, [third, second], 2)
+    assert [out.split()[0] for out, _ in said] == [str(saved)] * 2
+
+
+def _addresses(root: Path) -> list[tuple[str, int]]:
+    """Returns the addresses of the memory servers that answer."""
+    found = []
+    for path in (root / "memory" / "servers").iterdir():
+        told = json.loads(path.read_text())
+        with suppress(OSError), socket.create_connection((told["host"], told["port"]), 5):
+            found.append((str(told["host"]), int(told["port"])))
+    return found
+
+
 def test_a_silent_server_is_no_failure(tmp_path: Path, machines: list[Path], whole: str) -> None:
     """The server is frozen before the start: the root's checkpoint is loaded, and the training ends equal."""
     root = tmp_path / "root"
@@ -273,9 +352,9 @@ def test_only_the_run_has_access(tmp_path: Path, machines: list[Path]) -> None:
     assert (root / "memory" / "token").stat().st_mode & 0o077 == 0
     told = json.loads(next((root / "memory" / "servers").iterdir()).read_text())
     client.remote_server(told["host"], told["port"], token).ask("list", prefix="")
-    with pytest.raises(OSError, match="closed|reset"):
+    with pytest.raises(OSError, match=r"closed|reset"):
         client.remote_server(told["host"], told["port"], bytes(32)).ask("list", prefix="")
-    with client.socket.create_connection((told["host"], told["port"]), 5) as link:
+    with socket.create_connection((told["host"], told["port"]), 5) as link:
         wire.receive(link)
         wire.send(link, {"do": "list", "prefix": ""})
         with pytest.raises(wire.Refused):

@@ -69,7 +69,7 @@ class MemoryServer:
         """Send a request without a content, and return the answer.
 
         Raises:
-            OSError: the server is away, or fails now: a TimeoutError if it is silent, a ConnectionError if it has ended.
+            OSError: the server is away, or fails now: TimeoutError if it is silent, ConnectionError if it has ended.
         """
         with self._link() as link:
             return _ask(link, do, **about)
