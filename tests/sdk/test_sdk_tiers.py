@@ -309,7 +309,7 @@ def test_a_full_server_is_a_warning(tmp_path: Path, machines: list[Path]) -> Non
         assert _try_save(saver, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for step in range(2, 40):
+        for step in range(2, 60):
             time.sleep(0.01)
             assert _try_save(saver, step)
     assert list_committed(tmp_path / "root")[0].step > 1

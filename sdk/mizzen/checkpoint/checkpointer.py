@@ -225,6 +225,9 @@ class Checkpointer(StateSaver):
             action = StepAction(self._agree(action))
             if action is StepAction.SAVE and self._roots.has_tiers and self._roots.is_shared:
                 reach = self._agree(reach)
+        if action is StepAction.SAVE and not reach:
+            self.cadence.missed()
+            action = StepAction.NOTHING
         self._roots.insist(action in (StepAction.NOTHING, StepAction.SAVE))
         if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
             return self._status(False)

@@ -19,6 +19,7 @@ _BACKGROUND_PART = 0.1
 """What a second of writing in the background costs the training, in seconds, for the choice of the interval."""
 _LONGEST_PART = 0.5
 """A tier is written for at most this fraction of the time."""
+_RETRY_S = 60.0
 _WRITES = 5
 
 
@@ -74,6 +75,7 @@ class TierCadence:
         self._mtbf_s = (tiers.process_mtbf(machine).mtbf_s, machine_s, both_s)
         self._clock = clock
         self._saved_s: list[float | None] = [None] * count
+        self._retry_s = [0.0] * count
         self._writes = [deque[float](maxlen=_WRITES) for _ in range(count)]
         self._holds = 0
 
@@ -86,14 +88,22 @@ class TierCadence:
         return max(best_interval_s(self._mtbf_s[self._holds], cost_s)[0], written / _LONGEST_PART)
 
     def reach(self, background: bool) -> int:
-        """Return how many tiers a save writes now."""
+        """Return how many tiers a save writes now; 0: none is due."""
         now_s = self._clock()
         due = [
-            tier
+            1 + tier
             for tier, saved_s in enumerate(self._saved_s)
-            if saved_s is None or now_s >= saved_s + self.interval_s(tier, background)
+            if self.tries(tier) and (saved_s is None or now_s >= saved_s + self.interval_s(tier, background))
         ]
-        return 1 + max(due, default=0)
+        return max(due, default=0)
+
+    def tries(self, tier: int) -> bool:
+        """Return whether a tier has not failed a short time ago."""
+        return self._clock() >= self._retry_s[tier]
+
+    def failed(self, tier: int) -> None:
+        """Record that a tier could not be written: it is left out for some time, because the failure may take long."""
+        self._retry_s[tier] = self._clock() + _RETRY_S
 
     def written(self, tier: int, began_s: float) -> None:
         """Record that a save has written a tier; `began_s`: when it began, by the clock of this object."""

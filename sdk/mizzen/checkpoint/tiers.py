@@ -178,12 +178,12 @@ class Roots:
         return self._tiers is not None
 
     def due(self, background: bool) -> int:
-        """Return how many roots, from the fastest, are due for a save; without `Tiers` all."""
+        """Return how many roots, from the fastest, are due for a save, maybe none; without `Tiers` all."""
         return len(self.logs) if self._tiers is None or not self.writers else self._tiers.reach(background)
 
     def only(self, reach: int) -> None:
-        """Let the next save that begins write only this many roots, from the fastest."""
-        self._next_reach = max(1, reach)
+        """Let the next save that begins write only this many roots, from the fastest; 0: none."""
+        self._next_reach = reach
 
     def begin(self) -> None:
         """Count a save, before anything in it can fail.
@@ -219,13 +219,15 @@ class Roots:
         *near, far = self.writers
         for writer in near:
             tier = tier_of[writer.log.where]
-            if tier >= self._reach:
+            if tier >= self._reach or (self._tiers is not None and not self._tiers.tries(tier)):
                 continue
             try:
                 self._timed(tier, writer, step, encoded, own, save)
             except StaleAttemptError:
                 raise
             except Exception as error:
+                if self._tiers is not None:
+                    self._tiers.failed(tier)
                 message = f"{writer.log.where}: step {step} was not saved to this root: {error}"
                 warnings.warn(message, CheckpointWarning, stacklevel=3)
         if self._last is None or self.reaches_root:
