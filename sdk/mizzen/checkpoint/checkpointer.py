@@ -216,7 +216,7 @@ class Checkpointer(StateSaver):
         report.progress(step)
         self._tracked.has_stepped = True
         action = self._action(step)
-        reach = self._roots.due(self.background)
+        reach = self._roots.due(self.background, notices.current() is not None)
         if self.gang.world_size > 1:
             if self._agree is None:
                 raise CheckpointError(
@@ -255,7 +255,7 @@ class Checkpointer(StateSaver):
         Does nothing if several ranks save one checkpoint: there only `step` agrees on the tiers with the other ranks.
         """
         if not self._roots.is_shared:
-            self._roots.only(self._roots.due(self.background))
+            self._roots.only(self._roots.due(self.background, notices.current() is not None))
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Return whether to save now: a save is due, or a notice was received and there is time for a save.

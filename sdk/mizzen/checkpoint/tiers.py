@@ -177,9 +177,14 @@ class Roots:
         """Whether each root has an interval of its own."""
         return self._tiers is not None
 
-    def due(self, background: bool) -> int:
-        """Return how many roots, from the fastest, are due for a save, maybe none; without `Tiers` all."""
-        return len(self.logs) if self._tiers is None or not self.writers else self._tiers.reach(background)
+    def due(self, background: bool, pressing: bool) -> int:
+        """Return how many roots, from the fastest, are due for a save, maybe none; without `Tiers` all.
+
+        All are due if it is `pressing`: within a notice, and before this process has claimed the roots.
+        """
+        if self._tiers is None or pressing or not self.writers:
+            return len(self.logs)
+        return self._tiers.reach(background)
 
     def only(self, reach: int) -> None:
         """Let the next save that begins write only this many roots, from the fastest; 0: none."""

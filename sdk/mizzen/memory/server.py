@@ -29,6 +29,8 @@ _PROOF_S = 10.0
 """Time limit of the proof of the token, and of a pause within a content."""
 _LOOK_S = 1.0
 _SEND_BYTES = 8 << 20
+_SPARE_OBJECTS = 64
+"""Removed objects whose memory is kept for new ones of the same size."""
 
 
 def name_of(token: bytes) -> str:
@@ -177,6 +179,7 @@ class _Server:
             if old is not None:
                 self._used_bytes -= old[1]
                 self._spare.append(old)
+                self._free_spare(self._used_bytes, _SPARE_OBJECTS)
             if new is not None:
                 self._objects[key] = new
 
@@ -186,9 +189,13 @@ class _Server:
         if found is not None:
             self._spare.remove(found)
             return found[0]
-        while self._spare and self._used_bytes + sum(size for _, size in self._spare) > self._limit_bytes:
-            os.close(self._spare.pop(0)[0])
+        self._free_spare(self._limit_bytes - self._used_bytes, _SPARE_OBJECTS)
         return -1
+
+    def _free_spare(self, most_bytes: int, most: int) -> None:
+        """Free the oldest spare memory, so that at most so many bytes and objects are left."""
+        while self._spare and (len(self._spare) > most or sum(size for _, size in self._spare) > most_bytes):
+            os.close(self._spare.pop(0)[0])
 
 
 def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:

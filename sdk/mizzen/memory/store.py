@@ -194,7 +194,7 @@ class MemoryStore(ObjectStore):
         if len(errors) == len(failed):
             raise errors[0]
         for error in errors:
-            self._tell(f"{self.uri(key)}: was stored only once: {error}")
+            self._tell(f"{self.uri('')}: parts are stored only once: {error}")
 
     def _put_own(self, key: str, chunks: Sequence[memoryview]) -> OSError | None:
         for again in (False, True):
@@ -341,9 +341,10 @@ class MemoryStore(ObjectStore):
         return MissingObject(f"no memory server has {key!r} of {self._bucket.uri('')}")
 
     def _tell(self, message: str) -> None:
-        """Warn, once for each message."""
-        if message not in self._told:
-            self._told.add(message)
+        """Warn, once for each kind of message."""
+        kind, _, _ = message.partition(": ")
+        if kind not in self._told:
+            self._told.add(kind)
             warnings.warn(message, CheckpointWarning, stacklevel=2)
 
 
