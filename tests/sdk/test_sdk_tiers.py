@@ -51,6 +51,8 @@ for step in range(begin + 1, 13):
     checkpointer.step(step)
     if step == killed:
         checkpointer.wait()
+        checkpointer.step(step)  # Saves, if a background save of an earlier step was still running.
+        checkpointer.wait()
         os.kill(os.getpid(), 9)
 print(begin, hashlib.sha256(state["w"].tobytes() + str(dice.bit_generator.state).encode()).hexdigest())
 """
@@ -105,9 +107,7 @@ def test_a_lost_process_continues_from_the_memory_of_its_machine(
     saved = list_committed(root)[0].step
     assert saved < KILLED
     begin, digest, warned = _train(root, machines[0], background=background)
-    assert (saved < begin <= KILLED, digest, warned) == (True, whole, "")
-    if not background:
-        assert begin == KILLED
+    assert (saved < KILLED, begin, digest, warned) == (True, KILLED, whole, "")
 
 
 def test_a_lost_machine_continues_from_the_memory_of_its_peer(tmp_path: Path, machines: list[Path], whole: str) -> None:
@@ -173,6 +173,7 @@ for step in range(begin + 1, 13):
         agree(0)
         os.kill(os.getpid(), 9)
 print(begin, hashlib.sha256(state["w"].tobytes() + str(dice.bit_generator.state).encode()).hexdigest())
+line.close()
 """
 
 
@@ -199,11 +200,14 @@ def test_a_sharded_gang_continues_from_the_memory_of_its_machines(tmp_path: Path
     first, second, third = machines
     expected = [out.split()[1] for out, _ in _train_gang(tmp_path / "whole", [first, second], 1)]
     root = tmp_path / "root"
-    _train_gang(root, [first, second], 1, KILLED)
+    holder = _hold(root, second, "127.0.0.1")  # So that both machines are there when the first rank saves.
+    warned = _train_gang(root, [first, second], 1, KILLED)
     assert list_committed(root)[0].step < KILLED
     memory_servers.kill(first)
     said = _train_gang(root, [third, second], 2)
-    assert [out.split() for out, _ in said] == [[str(KILLED), digest] for digest in expected]
+    holder.kill()
+    holder.communicate()
+    assert [out.split() for out, _ in said] == [[str(KILLED), digest] for digest in expected], (said, warned)
 
 
 def test_a_gang_whose_memory_is_lost_loads_the_root(tmp_path: Path, machines: list[Path]) -> None:

@@ -16,11 +16,11 @@ from typing import Any
 from mizzen.memory import wire
 from mizzen.memory.server import folder, name_of
 
-ANSWER_S = 5.0
+ANSWER_S = 10.0
 """Time limit for an answer, and for a pause within a content."""
 SLOWEST_BYTES_PER_S = 20e6
 """A content that is slower than this, in addition to `ANSWER_S`, counts as lost."""
-_CONNECT_S = 2.0
+_CONNECT_S = 5.0
 _START_S = 10.0
 _PAUSES_S = (0.0, 0.0, 0.1, 0.5)
 """Pauses before each try to start a server: another process may be starting it."""

@@ -45,8 +45,9 @@ _PARTS = "parts/"
 _SERVERS = f"{FOLDER}servers/"
 _FORGET_S = 24 * 3600.0
 """The address of a server that does not answer is removed if it was published so long ago."""
-_LOOK_S = 30.0
-"""The list of servers is read again after this time, if there is no peer; so is the start of a server tried again."""
+_FIRST_LOOK_S, _LOOK_S = 1.0, 30.0
+"""If there is no peer, the list of servers is read again after the first of these times, later after the second; a
+server that could not be started is started again after the second."""
 
 
 def token_of(bucket: ObjectStore) -> bytes:
@@ -106,8 +107,9 @@ class MemoryStore(ObjectStore):
         self._others: dict[str, MemoryServer] = {}
         self._peer: MemoryServer | None = None
         self._told: set[str] = set()
-        self._looked_s = self._start_after_s = 0.0
-        self._starting = threading.Lock()
+        self._look_after_s = self._start_after_s = 0.0
+        self._pause_s = _FIRST_LOOK_S
+        self._starting, self._looking = threading.Lock(), threading.Lock()
         self._start_own()
         self._look()
 
@@ -134,20 +136,22 @@ class MemoryStore(ObjectStore):
 
     def _look(self) -> None:
         """Read the addresses of the other machines, and choose a peer. Forget servers that have ended."""
-        if self._host is None:
+        if self._host is None or not self._looking.acquire(blocking=False):
             return
-        self._looked_s = time.monotonic()
         try:
             listed = {info.key[len(_SERVERS) :].removesuffix(".json"): info.key for info in self._bucket.list(_SERVERS)}
-            for known in self._others.keys() - listed.keys():
-                del self._others[known]
-            new = [(name, key) for name, key in listed.items() if name not in self._others and name != self._own.id]
+            known = {name: server for name, server in self._others.items() if name in listed}
+            new = [one for one in listed.items() if one[0] not in known and one[0] != self._own.id]
             with Workers(8) as workers:
                 asked = [workers.submit(self._reached, *one) for one in new]
                 found = [server for one in asked if (server := one.result()) is not None]
-            self._others.update({server.id: server for server in found})
+            self._others = known | {server.id: server for server in found}
         except Exception as error:  # Every client library has its own exception types.
             self._tell(f"{self._bucket.uri(_SERVERS)}: the addresses of memory servers cannot be read: {error}")
+        finally:
+            self._look_after_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _LOOK_S)
+            self._looking.release()
         names = sorted(name for name, server in self._others.items() if not server.is_away)
         after = [name for name in names if name > self._own.id]
         self._peer = self._others[(after or names)[0]] if names else None
@@ -180,7 +184,7 @@ class MemoryStore(ObjectStore):
             self._bucket.put(FOLDER + key, body)
             return
         chunks = chunks_of(body.read_bytes() if isinstance(body, Path) else body)
-        if (self._peer is None or self._peer.is_away) and time.monotonic() > self._looked_s + _LOOK_S:
+        if (self._peer is None or self._peer.is_away) and time.monotonic() > self._look_after_s:
             self._look()
         peer = self._peer if self._peer is not None and not self._peer.is_away else None
         if peer is None:
