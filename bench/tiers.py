@@ -111,7 +111,7 @@ def _trainings(bench: Bench) -> list[dict[str, float]]:
         environ = {**os.environ, "MIZZEN_MEMORY_DIR": folder, "MIZZEN_PLATFORM": "sigterm"}
         environ |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
         asked = json.dumps({"do": "train", "root": f"{folder}/root", "rounds": bench.rounds, **_TRAINING})
-        command = [sys.executable, "-W", "ignore", "-m", "bench.tiers_training", asked]
+        command = [sys.executable, "-W", "ignore", "-m", "bench.tiers_process", asked]
         ended = subprocess.run(command, env=environ, stdout=subprocess.PIPE, text=True, check=False)
         if ended.returncode:
             raise InvalidBenchmark(f"the training ended with {ended.returncode}")

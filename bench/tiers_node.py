@@ -72,8 +72,8 @@ def hold(environ: dict[str, str], root: str, address: str, memory_bytes: int) ->
 
 
 def train(environ: dict[str, str], **options: Any) -> Any:
-    """Runs `bench.tiers_training` in a new process on this machine, and returns what it measures."""
-    command = [sys.executable, "-W", "ignore", "-m", "bench.tiers_training", json.dumps(options)]
+    """Runs `bench.tiers_process` in a new process on this machine, and returns what it measures."""
+    command = [sys.executable, "-W", "ignore", "-m", "bench.tiers_process", json.dumps(options)]
     ended = subprocess.run(command, env={**os.environ, **environ}, capture_output=True, text=True, check=False)
     if ended.returncode:
         raise InvalidBenchmark(f"the training ended with {ended.returncode}: {ended.stderr[-2000:]}")

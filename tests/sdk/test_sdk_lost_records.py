@@ -24,7 +24,7 @@ from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.roots import open_root
 from mizzen.cli.plain.runner import run
 from mizzen.memory import client
-from mizzen.memory.store import token_of
+from mizzen.memory.memory_store import token_of
 from mizzen.objects.files import FileStore
 from tests.depth import examples, few
 from tests.sdk import memory_servers

@@ -26,7 +26,7 @@ from mizzen.checkpoint import (
     list_committed,
 )
 from mizzen.memory import client, wire
-from mizzen.memory.store import open_memory, token_of
+from mizzen.memory.memory_store import open_memory, token_of
 from mizzen.objects.files import FileStore
 from tests.netns.namespaces import Network, why_not
 from tests.sdk import memory_servers
@@ -361,7 +361,7 @@ def test_only_the_run_has_access(tmp_path: Path, machines: list[Path]) -> None:
     with socket.create_connection((told["host"], told["port"]), 5) as link:
         wire.receive(link)
         wire.send(link, {"do": "list", "prefix": ""})
-        with pytest.raises(wire.Refused):
+        with pytest.raises(wire.ProtocolError):
             wire.receive(link)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from mizzen.cadence import Cadence
 from mizzen.checkpoint.tier_cadence import TierCadence, Tiers
-from mizzen.memory.store import host_of_environ, open_memory
+from mizzen.memory.memory_store import host_of_environ, open_memory
 from mizzen.objects.store import ObjectStore
 
 

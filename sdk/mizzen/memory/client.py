@@ -189,7 +189,7 @@ def _received(link: socket.socket) -> int:
     """Receive a file descriptor."""
     _, descriptors, _, _ = socket.recv_fds(link, 1, 1)
     if not descriptors:
-        raise wire.Refused("no file descriptor was received")
+        raise wire.ProtocolError("no file descriptor was received")
     os.set_inheritable(descriptors[0], False)
     return descriptors[0]
 

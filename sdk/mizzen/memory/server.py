@@ -135,7 +135,7 @@ class _Server:
                 with mmap.mmap(descriptor, size) as memory, memoryview(memory) as view:
                     wire.fill(link, view)
             if wire.receive(link).get("done") is not True:
-                raise wire.Refused("the object is not complete")
+                raise wire.ProtocolError("the object is not complete")
         except BaseException:
             with self._lock:
                 self._used_bytes -= size
@@ -155,7 +155,7 @@ class _Server:
                 sent = os.sendfile(link.fileno(), descriptor, start, min(end - start, _SEND_BYTES))
                 start += sent
                 if not sent:
-                    raise wire.Refused("the object has become shorter")
+                    raise wire.ProtocolError("the object has become shorter")
 
     def _do_open(self, link: socket.socket, key: str) -> None:
         with ExitStack() as stack:

@@ -15,7 +15,7 @@ _MOST_BYTES = 64 << 20
 _BEFORE_PROOF_BYTES = 4096
 
 
-class Refused(OSError):
+class ProtocolError(OSError):
     """The other side does not have the token of this run, or does not follow the protocol."""
 
 
@@ -29,17 +29,17 @@ def receive(link: socket.socket, most_bytes: int = _MOST_BYTES) -> dict[str, Any
     """Receive a frame.
 
     Raises:
-        Refused: the frame is too long or malformed, or the connection was closed.
+        ProtocolError: the frame is too long or malformed, or the connection was closed.
     """
     length = _LENGTH.unpack(_exactly(link, _LENGTH.size))[0]
     if length > most_bytes:
-        raise Refused(f"a frame of {length} bytes; at most {most_bytes} are allowed")
+        raise ProtocolError(f"a frame of {length} bytes; at most {most_bytes} are allowed")
     try:
         message = json.loads(_exactly(link, length))
     except ValueError as error:
-        raise Refused(f"a malformed frame: {error}") from None
+        raise ProtocolError(f"a malformed frame: {error}") from None
     if not isinstance(message, dict):
-        raise Refused("a malformed frame: not an object")
+        raise ProtocolError("a malformed frame: not an object")
     return message
 
 
@@ -47,13 +47,13 @@ def fill(link: socket.socket, into: memoryview) -> None:
     """Receive exactly `into`.
 
     Raises:
-        Refused: the connection was closed before.
+        ProtocolError: the connection was closed before.
     """
     done = 0
     while done < len(into):
         count = link.recv_into(into[done:])
         if not count:
-            raise Refused("the connection was closed")
+            raise ProtocolError("the connection was closed")
         done += count
 
 
@@ -67,14 +67,14 @@ def greet(link: socket.socket, token: bytes) -> None:
     """As a server: let the client prove that it has the token, then prove it to the client.
 
     Raises:
-        Refused: the client does not have the token.
+        ProtocolError: the client does not have the token.
     """
     mine = os.urandom(16).hex()
     send(link, {"nonce": mine})
     told = receive(link, _BEFORE_PROOF_BYTES)
     theirs = str(told.get("nonce"))
     if not hmac.compare_digest(str(told.get("proof")).encode(), _proof(token, "client", mine, theirs).encode()):
-        raise Refused("the client does not have the token of this run")
+        raise ProtocolError("the client does not have the token of this run")
     send(link, {"proof": _proof(token, "server", mine, theirs)})
 
 
@@ -82,13 +82,13 @@ def introduce(link: socket.socket, token: bytes) -> None:
     """As a client: prove that this process has the token, and let the server prove it.
 
     Raises:
-        Refused: the server does not have the token.
+        ProtocolError: the server does not have the token.
     """
     theirs, mine = str(receive(link, _BEFORE_PROOF_BYTES).get("nonce")), os.urandom(16).hex()
     send(link, {"nonce": mine, "proof": _proof(token, "client", theirs, mine)})
     told = str(receive(link, _BEFORE_PROOF_BYTES).get("proof"))
     if not hmac.compare_digest(told.encode(), _proof(token, "server", theirs, mine).encode()):
-        raise Refused("the server does not have the token of this run")
+        raise ProtocolError("the server does not have the token of this run")
 
 
 def _proof(token: bytes, side: str, of_server: str, of_client: str) -> str:
