@@ -1,4 +1,4 @@
-"""Servers on loopback with the protocols of S3 and Google Cloud Storage, in threads of this process.
+"""Servers, usually on loopback, with the protocols of S3 and Google Cloud Storage, in threads of this process.
 
 moto checks the condition of a conditional put and puts in two steps, between which another thread may put. Here a lock
 makes them atomic. The emulator of Google's storage does not enforce conditions: a create replaces an existing object.
@@ -40,9 +40,9 @@ class EmulatorEndpoint:
 
 
 @contextmanager
-def s3() -> Iterator[EmulatorEndpoint]:
-    """Runs a temporary S3 server."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+def s3(address: str = "127.0.0.1") -> Iterator[EmulatorEndpoint]:
+    """Runs a temporary S3 server at an address of this machine."""
+    server = ThreadedMotoServer(ip_address=address, port=0, verbose=False)
     put, one_at_a_time = S3Response.put_object, threading.Lock()
 
     def put_atomically(response: S3Response) -> Any:

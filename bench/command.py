@@ -39,6 +39,7 @@ SUITES = {
     "tetris-memory": "tetris_memory",
     "checkpoint": "checkpoint",
     "gpu-saves": "gpu_saves",
+    "tiers": "tiers",
     "copies": "copies",
     "end-to-end": "end_to_end",
     "short-elements": "short_elements",

@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +16,18 @@ from mizzen.checkpoint import (
     CheckpointError,
     CheckpointSettings,
     MissingCheckpointError,
+    Tiers,
     list_committed,
     open_checkpoints,
 )
 from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.roots import open_root
 from mizzen.cli.plain.runner import run
+from mizzen.memory import client
+from mizzen.memory.memory_store import token_of
+from mizzen.objects.files import FileStore
 from tests.depth import examples, few
+from tests.sdk import memory_servers
 
 LOST = "parts of checkpoints, but log/ has no usable record of them.*mizzen checkpoint repair"
 
@@ -191,10 +197,37 @@ def damage(chance: random.Random, roots: list[Path], other: Path) -> None:
                 path.write_bytes(raw)
 
 
+@pytest.fixture(name="machine")
+def _machine(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A machine with memory servers; they hold nothing of other tests."""
+    with memory_servers.machines("a") as (machine,):
+        monkeypatch.setenv("MIZZEN_MEMORY_DIR", str(machine))
+        yield machine
+
+
+def lose_memory(chance: random.Random, root: Path, machine: Path, other: Path) -> None:
+    """Loses the memory of a machine, some of its parts, or the records of what it holds; flips bits in it; or not."""
+    kind = chance.choice(("none", "server", "records", "parts", "bits"))
+    if kind == "server":
+        memory_servers.kill(machine)
+    elif kind == "records":
+        damage(chance, [root / "memory"], other)
+    elif kind != "none":
+        server = client.local_server(token_of(FileStore(root)))
+        held = server.ask("list", prefix="")["found"]
+        for key in chance.sample(sorted(held), chance.randint(0, len(held))):
+            content = memoryview(bytearray(held[key]))
+            server.get(key, content, 0)
+            content[chance.randrange(len(content))] ^= 1 << chance.randrange(8)
+            server.delete([key])
+            if kind == "bits":
+                server.put(key, [content])
+
+
 @pytest.mark.chaos
 @pytest.mark.parametrize("block", few(range(10), 3))
-def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block: int) -> None:
-    """1,000 damaged trees, of one or two roots: each start loads a saved state exactly, or changes nothing.
+def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block: int, machine: Path) -> None:
+    """1,000 damaged trees, of one or two roots, with and without memory: each start loads exactly, or changes nothing.
 
     It starts from nothing only if no root has a file left. After an error no part is gone, and after the removals of
     two starts, a checkpoint that could be loaded still can be.
@@ -211,14 +244,20 @@ def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block:
         far = folder / "far"
         states: dict[int, bytes] = {}
         step = 0
+        settings = CheckpointSettings(tiers=Tiers(idle_s=60) if chance.random() < 0.3 else None)
         for attempt in range(1, chance.randint(2, 4)):
-            saver = Checkpointer(far, local=near, attempt=attempt, keep=chance.randint(1, 3))
+            saver = Checkpointer(far, local=near, attempt=attempt, keep=chance.randint(1, 3), settings=settings)
             assert (saver.load_latest() is not None) == bool(step)
             for _ in range(chance.randint(1, 3)):
                 step += 1
                 states[step] = chance.randbytes(20)
-                saver.save(step, {"table": {"w": np.frombuffer(states[step], np.uint8), "frozen": [1, 2]},
-                                  "rng": saver._tracked.capture(step)["rng"], "progress": {"step": step}})  # fmt: skip
+                if chance.random() < 0.5:
+                    saver.only_due_tiers()
+                table: dict[str, Any] = {"w": np.frombuffer(states[step], np.uint8), "frozen": [1, 2]}
+                rng = saver._tracked.capture(step)["rng"]
+                saver.try_save(step, {"table": table, "rng": rng, "progress": {"step": step}})
+        if settings.tiers is not None:
+            lose_memory(chance, far, machine, other)
         roots = [root for root in (near, far) if root is not None]
         damage(chance, roots, other)
         left = any(files(root / "parts") or files(root / "log") for root in roots)
@@ -228,10 +267,10 @@ def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block:
             warnings.simplefilter("ignore")
             before: int | None = None
             for _ in range(3):
-                table: dict[str, Any] = {"w": np.zeros(20, np.uint8), "frozen": [0]}
+                table = {"w": np.zeros(20, np.uint8), "frozen": [0]}
                 held = table["w"]
                 try:
-                    starter = Checkpointer(far, local=near, attempt=attempt_given)
+                    starter = Checkpointer(far, local=near, attempt=attempt_given, settings=settings)
                     starter.track(table=table)
                     found = starter.restore()
                 except CheckpointError:
@@ -248,3 +287,4 @@ def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block:
                 before = found
                 attempt_given = None if attempt_given is None else attempt_given + 1
         shutil.rmtree(folder)
+        memory_servers.kill(machine)

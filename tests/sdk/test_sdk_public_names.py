@@ -8,7 +8,7 @@ PUBLIC = {
     "mizzen.checkpoint": {
         "Checkpoint", "CheckpointError", "CheckpointId", "CheckpointSettings", "CheckpointWarning", "Checkpointer",
         "Checkpoints", "CorruptCheckpointError", "Manifest", "MissingCheckpointError", "Part", "Pickled", "Problem",
-        "ResumeError", "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tracked", "Verification",
+        "ResumeError", "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tiers", "Tracked", "Verification",
         "exit_preempted", "list_committed", "open_checkpoints", "verify_resume",
     },
     "mizzen.submitit": {

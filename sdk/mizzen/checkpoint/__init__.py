@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from mizzen.checkpoint.resume_check import ResumeError, verify_resume
     from mizzen.checkpoint.root_view import Checkpoints, Problem, list_committed, open_checkpoints
     from mizzen.checkpoint.save_failures import StepStatus
+    from mizzen.checkpoint.tier_cadence import Tiers
     from mizzen.checkpoint.tracked_objects import Tracked
     from mizzen.notices import exit_preempted
 
@@ -68,6 +69,7 @@ __all__ = [
     "StaleAttemptError",
     "StateError",
     "StepStatus",
+    "Tiers",
     "Tracked",
     "Verification",
     "exit_preempted",
@@ -95,6 +97,7 @@ _HOMES = {
     "StaleAttemptError": "mizzen.checkpoint.errors",
     "StateError": "mizzen.checkpoint.errors",
     "StepStatus": "mizzen.checkpoint.save_failures",
+    "Tiers": "mizzen.checkpoint.tier_cadence",
     "Tracked": "mizzen.checkpoint.tracked_objects",
     "Verification": "mizzen.checkpoint.first_run",
     "exit_preempted": "mizzen.notices",

@@ -95,6 +95,7 @@ class Checkpointer(StateSaver):
         self._second = _second_run()
         if self._second is not None:
             place, local, verify = self._second.redirected(place), None, False
+        tiers = chosen.tiers if self._second is None else None
         self.retention = place.retention
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
@@ -109,9 +110,14 @@ class Checkpointer(StateSaver):
         """Checkpoints that the last `load_latest` skipped, newest first, each with the reason."""
         alone = Gang() if not chosen.sharded else place.gang
         stores = [open_root(root) for root in (local, place.uri) if root is not None]
+        tier_cadence = None
+        if tiers is not None:
+            from mizzen.checkpoint.memory_tier import with_memory  # Few scripts need it.
+
+            stores, tier_cadence = with_memory(stores, tiers, cadence)
         roots = Roots(
             stores, place.attempt, alone, place.retention, algorithm, chosen.shard_timeout_s,
-            commits=writer, start_over=chosen.start_over,
+            commits=writer, start_over=chosen.start_over, tiers=tier_cadence,
         )  # fmt: skip
         encoder = Encoder(chosen.pinned_bytes, chosen.gpu_copy_bytes)
         super().__init__(roots, cadence, place.limits, encoder, writer=writer)
@@ -211,12 +217,18 @@ class Checkpointer(StateSaver):
         report.progress(step)
         self._tracked.has_stepped = True
         action = self._action(step)
+        reach = self._roots.due(self.background, notices.current() is not None)
         if self.gang.world_size > 1:
             if self._agree is None:
                 raise CheckpointError(
                     "in a gang, all ranks must save at the same step: set agree in settings (see mizzen.integrations)"
                 )
             action = StepAction(self._agree(action))
+            if action is StepAction.SAVE and self._roots.has_tiers and self._roots.is_shared:
+                reach = self._agree(reach)
+        if action is StepAction.SAVE and not reach:
+            self.cadence.missed()
+            action = StepAction.NOTHING
         self._roots.insist(action in (StepAction.NOTHING, StepAction.SAVE))
         if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
             return self._status(False)
@@ -228,6 +240,7 @@ class Checkpointer(StateSaver):
 
                 warn_of_lost_position([*self._tracked.objects, self.progress], self._restored, stacklevel=2)
             if action is StepAction.SAVE:
+                self._roots.only(reach)
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)
                 if done and self._first is not None:
                     self._first.saved(step, lambda: self._saving.join(None))
@@ -236,6 +249,14 @@ class Checkpointer(StateSaver):
         if action is not StepAction.SAVE:
             self._departure.exit(action, self._agree)
         return self._status(False)
+
+    def only_due_tiers(self) -> None:
+        """Let the next `try_save` write only the tiers that are due, as `step` does; see `Tiers`.
+
+        Does nothing if several ranks save one checkpoint: there only `step` agrees on the tiers with the other ranks.
+        """
+        if not self._roots.is_shared:
+            self._roots.only(self._roots.due(self.background, notices.current() is not None))
 
     def should_save(self, step: SupportsIndex) -> bool:
         """Return whether to save now: a save is due, or a notice was received and there is time for a save.

@@ -63,9 +63,10 @@ def check_not_lost(logs: Sequence[Log]) -> None:
     """
     for log in logs:
         log.refresh()
-    if any(log.checkpoints for log in logs):
+    durable = [log for log in logs if not log.store.is_volatile]
+    if any(log.checkpoints for log in durable):
         return
-    for log in logs:
+    for log in durable:
         if is_lost(log):
             raise CheckpointError(
                 f"{lost_message(log.where)}. To start without a checkpoint, pass "

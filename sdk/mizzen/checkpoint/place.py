@@ -10,6 +10,7 @@ from typing import Any
 from mizzen.checkpoint.gpu_copies import DEFAULT_PINNED_BYTES, LEAST_PINNED_BYTES
 from mizzen.checkpoint.manifest import CheckpointId, Manifest
 from mizzen.checkpoint.save_failures import DEFAULT_MAX_FAILING_S, Limits
+from mizzen.checkpoint.tier_cadence import Tiers
 from mizzen.environment import TaskEnvironment
 from mizzen.objects.store import Chunk
 
@@ -56,6 +57,9 @@ class CheckpointSettings:
     gpu_copy_bytes: int | None = None
     """Memory on each GPU for the copy of the state that a background save makes there, so that the training can go on
     at once. By default what the training has never needed. The rest of the state is copied to the host first."""
+    tiers: Tiers | None = None
+    """Saves to memory, `local` and the root, each at an interval of its own. By default each save goes to `local` and
+    the root."""
 
     def __post_init__(self) -> None:
         if self.pinned_bytes < LEAST_PINNED_BYTES:

@@ -48,6 +48,8 @@ class Skipped:
 
     name: str
     reason: str
+    is_volatile: bool = False
+    """Whether it was in the memory tier."""
 
 
 @dataclass(frozen=True)
@@ -90,10 +92,12 @@ def read_latest(
                 message = f"checkpoint {entry.name} is skipped: {entry.reason}"
                 warnings.warn(message, CheckpointWarning, stacklevel=4)
             if found is None and not reader.start_over:
-                if skipped:
+                # Without the memory tier: it loses checkpoints by design, and the bucket decides.
+                lost = [one for one in skipped if not one.is_volatile]
+                if lost:
                     raise CheckpointError(
-                        f"{logs[-1].where}: none of {len(skipped)} checkpoints or records can be loaded; the newest: "
-                        f"{skipped[0].name}: {skipped[0].reason}. To start without a checkpoint, pass "
+                        f"{logs[-1].where}: none of {len(lost)} checkpoints or records can be loaded; the newest: "
+                        f"{lost[0].name}: {lost[0].reason}. To start without a checkpoint, pass "
                         "settings=CheckpointSettings(start_over=True)"
                     )
                 check_not_lost(logs)
@@ -106,7 +110,7 @@ def _newest(
 ) -> tuple[Checkpoint | None, tuple[Skipped, ...], bool]:
     """See `read_latest`. The last value says whether a checkpoint was removed while it was read."""
     skipped = [
-        Skipped(f"{log.where}/log, record {entry.number}", entry.reason)
+        Skipped(f"{log.where}/log, record {entry.number}", entry.reason, log.store.is_volatile)
         for log in logs
         for entry in log.entries
         if entry.record is None and all(number < entry.number for number, _ in log.checkpoints)
@@ -129,7 +133,7 @@ def _newest(
         log.refresh()
         if reader.agree is None and number not in {n for n, _ in log.checkpoints}:
             return None, (), True
-        skipped.append(Skipped(f"{log.where} {manifest.name}", str(error)))
+        skipped.append(Skipped(f"{log.where} {manifest.name}", str(error), log.store.is_volatile))
     return None, tuple(skipped), False
 
 

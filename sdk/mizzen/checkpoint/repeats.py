@@ -17,7 +17,7 @@ from typing import Any
 
 from mizzen.checkpoint import loops
 from mizzen.checkpoint.carried import Uses, carried, name_of, names_in, root_of
-from mizzen.checkpoint.draws import Draws
+from mizzen.checkpoint.random_draws import Draws
 from mizzen.checkpoint.own_attributes import SELF, OwnAttributes, is_own, own_attributes
 
 _RESTORING = {"restore", "progress", "load_latest", "latest"}

@@ -269,6 +269,8 @@ class StateSaver:
         return encoded
 
     def _saved(self, manifest: Manifest, held_s: float, durable_s: float) -> None:
+        if not self._roots.reaches_root:
+            return  # Only the root's checkpoints count for the scheduler, and before the process ends.
         self._saved_step = manifest.step
         self._failures.succeeded()
         self._departure.measured(durable_s)

@@ -90,6 +90,8 @@ class FileCheckpoints:
             self.checkpointer.not_saved(step, CheckpointError(f"{folder} lacks {missing}"))
             return
         save = self.checkpointer.save_last if notices.preempted() else self.checkpointer.try_save
+        if not notices.preempted():
+            self.checkpointer.only_due_tiers()
         save(step, {**state, **(extra or {}), INDEX: index})
 
     def load(self) -> "Loaded | None":

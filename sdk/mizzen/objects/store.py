@@ -142,7 +142,11 @@ class ObjectStore(Protocol):
     """Stores objects by key, a relative path such as `logs/wl-1/0.log`. Readers never see a partial object."""
 
     is_local: bool = False
-    """Whether an object is read from the file system, so that a second read costs little."""
+    """Whether an object is read from the file system or memory, so that a second read costs little."""
+    is_volatile: bool = False
+    """Whether objects may be lost at any time, so that their loss is no error of the root."""
+    has_peer: bool = False
+    """Whether a peer machine has taken all objects since this was last set to True."""
 
     def put(self, key: str, body: Body) -> None:
         """Store `body` under `key`, durably. Replaces an existing object."""
