@@ -17,8 +17,8 @@ from typing import Any
 
 from mizzen.checkpoint import loops
 from mizzen.checkpoint.carried import Uses, carried, name_of, names_in, root_of
-from mizzen.checkpoint.random_draws import Draws
 from mizzen.checkpoint.own_attributes import SELF, OwnAttributes, is_own, own_attributes
+from mizzen.checkpoint.random_draws import Draws
 
 _RESTORING = {"restore", "progress", "load_latest", "latest"}
 """Attributes that yield restored values."""
