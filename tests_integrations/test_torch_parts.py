@@ -168,15 +168,15 @@ def test_many_vectors_are_copied_as_one() -> None:
     encoder = Encoder()
 
     def same() -> bool:
-        again = b"".join(encoder.encode("p", state)[1])
+        again = b"".join(encoder.encode({"p": state})["p"][1])
         return again == b"".join(encode("p", state)[1])
 
     assert same()
-    memory = encoder.encode("p", state)[1]
+    memory = encoder.encode({"p": state})["p"][1]
     for tensor in state["tensors"]:
         tensor.data.mul_(2)
     assert same()
-    assert all(now is before for now, before in zip(encoder.encode("p", state)[1][1:], memory[1:], strict=True))
+    assert all(now is before for now, before in zip(encoder.encode({"p": state})["p"][1][1:], memory[1:], strict=True))
     for grown in (vectors[0], many[3]):
         grown.data = torch.ones(100_000, dtype=grown.dtype)
         assert same()
@@ -203,7 +203,7 @@ def test_a_form_that_is_known_gives_the_same_file() -> None:
     encoder = Encoder()
     for rate in (0.1, 0.01, 0.001):
         state = step(rate)
-        kind, chunks = encoder.encode("p", state)
+        kind, chunks = encoder.encode({"p": state})["p"]
         assert (kind, b"".join(chunks)) == (encode("p", state)[0], b"".join(encode("p", state)[1]))
     assert encoder.owns(chunks[-1])
     changes: list[Any] = [
@@ -230,11 +230,11 @@ def test_a_form_that_is_known_gives_the_same_file() -> None:
     ]
     for change in changes:
         state = step(0.1)
-        encoder.encode("p", state)
+        encoder.encode({"p": state})["p"]
         change(state)
-        assert b"".join(encoder.encode("p", state)[1]) == b"".join(encode("p", state)[1])
+        assert b"".join(encoder.encode({"p": state})["p"][1]) == b"".join(encode("p", state)[1])
     state = step(0.1)
-    encoder.encode("p", state)
+    encoder.encode({"p": state})["p"]
     state["model"]["3.weight"] = torch.eye(5).to_sparse()
     with pytest.raises(StateError, match="sparse"):
-        encoder.encode("p", state)
+        encoder.encode({"p": state})["p"]
