@@ -230,11 +230,11 @@ def test_a_form_that_is_known_gives_the_same_file() -> None:
     ]
     for change in changes:
         state = step(0.1)
-        encoder.encode({"p": state})["p"]
+        encoder.encode({"p": state})
         change(state)
         assert b"".join(encoder.encode({"p": state})["p"][1]) == b"".join(encode("p", state)[1])
     state = step(0.1)
-    encoder.encode({"p": state})["p"]
+    encoder.encode({"p": state})
     state["model"]["3.weight"] = torch.eye(5).to_sparse()
     with pytest.raises(StateError, match="sparse"):
-        encoder.encode({"p": state})["p"]
+        encoder.encode({"p": state})

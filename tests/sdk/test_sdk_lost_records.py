@@ -168,8 +168,8 @@ def mixed(chance: random.Random, root: Path, other: Path) -> None:
     """Puts files of another run in a root: records, or parts that no record names, or parts in the place of its own."""
     folder = chance.choice(("log", "parts", "content"))
     if folder == "content":
-        strange = sorted(files(other / "parts"))
-        for path in chance.sample(found := sorted(files(root / "parts")), chance.randint(1, len(found))):
+        strange, found = sorted(files(other / "parts")), sorted(files(root / "parts"))
+        for path in chance.sample(found, chance.randint(min(1, len(found)), len(found))):
             path.write_bytes(next((one for one in strange if one.name == path.name), strange[0]).read_bytes())
         return
     if chance.random() < 0.3:
