@@ -97,7 +97,7 @@ def train(root: str, size_bytes: int, steps: int, step_s: float, rounds: int) ->
     products = max(1, round((step_s - base_s) / ((min(timed(50) for _ in range(5)) - base_s) / 50)))
     ways = {
         "none_s": None,
-        "tiers_s": _checkpointer(f"{root}/tiers", {}, background=True),
+        "tiers_s": _checkpointer(f"{root}/tiers", {"idle_s": 60}, background=True),
         "root_s": _checkpointer(f"{root}/alone", None, background=True),
     }
     found: list[dict[str, float]] = []
