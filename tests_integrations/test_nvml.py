@@ -30,6 +30,6 @@ def test_a_process_that_holds_memory_is_found() -> None:
 
 
 def test_a_healthy_gpu_reports_no_errors() -> None:
-    """Neither uncorrectable memory errors nor critical Xid events."""
+    """It has no uncorrectable memory errors and no critical Xid events."""
     assert not any(nvml.uncorrected_errors().values())
     assert nvml.Xids().read() == []

@@ -5,14 +5,12 @@ catch, and started again.
 """
 
 import gc
-import linecache
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 
-from mizzen.checkpoint import CheckpointWarning
+from tests.sdk.killed_scripts import run_until_killed
 
 HEAD = """
 import itertools
@@ -310,34 +308,12 @@ for step in range(checkpointer.restore(), 12):
 }
 
 
-class Killed(BaseException):
-    """Ends a script at once."""
-
-
 def run(body: str, folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[str]]:
     """Runs a script until it has trained `steps` steps. Returns whether it has ended, and its warnings."""
-    folder.mkdir(exist_ok=True)
-    monkeypatch.chdir(folder)
-    path = folder / "script.py"
-    path.write_text(HEAD + body + "\ntorch.save([model.state_dict(), optimizer.state_dict()], 'model.pt')\n")
-    linecache.checkcache(str(path))
-    left = steps
-
-    def killed() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise Killed
-
-    has_ended = True
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__", "killed": killed})
-        except Killed:
-            has_ended = False
+    end = "\ntorch.save([model.state_dict(), optimizer.state_dict()], 'model.pt')\n"
+    found = run_until_killed(HEAD + body + end, folder, steps, monkeypatch)
     gc.collect()  # Iterators of this run are not those of the next one.
-    return has_ended, [str(one.message) for one in caught if issubclass(one.category, CheckpointWarning)]
+    return found
 
 
 @pytest.mark.parametrize("name", EXACT)

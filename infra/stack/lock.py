@@ -35,7 +35,7 @@ def data_folder(path: Path) -> Iterator[Path]:
         is_new = not path.exists()
         make_closed(path)
         if is_new:
-            # In a checkout, neither git nor `mizzen run` takes the folder's keys and sockets.
+            # In a checkout, git and `mizzen run` then ignore the folder, with its keys and sockets.
             (path / ".gitignore").write_text("*\n")
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o066:
             _log.warning("data_dir: %s: mode %o lets other users list or change it; mizzen leaves it", path, mode)

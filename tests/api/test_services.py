@@ -217,7 +217,7 @@ async def test_requests_are_counted_once(world: ApiWorld) -> None:
 
 
 async def test_requests_by_minute(world: ApiWorld) -> None:
-    """Whole minutes of all balancers are listed, without the current one and without those that nobody reported."""
+    """Lists whole minutes, summed over balancers. The current minute and those without a report are left out."""
     await _put(world, "/v1/services", DOCUMENT)
     minute = (int(time.time()) - 15) // 60
     for balancer in ("b1", "b2"):

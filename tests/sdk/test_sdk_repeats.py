@@ -4,14 +4,12 @@ Each script is the head and one of the bodies. It is killed after some steps by 
 started again.
 """
 
-import linecache
 import re
-import warnings
 from pathlib import Path
 
 import pytest
 
-from mizzen.checkpoint import CheckpointWarning
+from tests.sdk.killed_scripts import run_until_killed
 
 HEAD = """
 import random
@@ -225,34 +223,10 @@ for step in range(checkpointer.restore(), 12):
 }
 
 
-class Killed(BaseException):
-    """Ends a script at once."""
-
-
 def run(body: str, folder: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> tuple[bool, list[str]]:
     """Runs a script until it has trained `steps` steps. Returns whether it has ended, and its warnings."""
-    folder.mkdir(exist_ok=True)
-    monkeypatch.chdir(folder)
-    path = folder / "script.py"
     seeds = "import random, numpy\nrandom.seed(3); numpy.random.seed(3)\n"
-    path.write_text(seeds + HEAD + body + "\nnp.savez('end.npz', **state)\n")
-    linecache.checkcache(str(path))
-    left = steps
-
-    def killed() -> None:
-        nonlocal left
-        left -= 1
-        if not left:
-            raise Killed
-
-    has_ended = True
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        try:
-            exec(compile(path.read_text(), str(path), "exec"), {"__name__": "__main__", "killed": killed})
-        except Killed:
-            has_ended = False
-    return has_ended, [str(one.message) for one in caught if issubclass(one.category, CheckpointWarning)]
+    return run_until_killed(seeds + HEAD + body + "\nnp.savez('end.npz', **state)\n", folder, steps, monkeypatch)
 
 
 @pytest.mark.parametrize("name", EXACT)

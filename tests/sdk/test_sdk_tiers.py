@@ -211,7 +211,7 @@ def test_a_sharded_gang_continues_from_the_memory_of_its_machines(tmp_path: Path
 
 
 def test_a_gang_whose_memory_is_lost_loads_the_root(tmp_path: Path, machines: list[Path]) -> None:
-    """The memory of one rank is lost, and nobody had a copy: no rank loads the newer step that only the other has."""
+    """If the memory of one rank is lost and no server has a copy, no rank loads the newer step of the other rank."""
     first, second, third = machines
     root = tmp_path / "root"
     _train_gang(root, [first, second], 1, KILLED)
@@ -294,7 +294,7 @@ def test_an_older_attempt_cannot_save_to_memory(tmp_path: Path, machines: list[P
 
 
 def test_a_killed_server_is_started_again(tmp_path: Path, machines: list[Path]) -> None:
-    """The next save has a new server, and it has all parts, also those that have not changed."""
+    """The next save starts a new server and stores all parts there, also those that have not changed."""
     saver = _open(tmp_path / "root", machines[0])
     frozen = {"frozen": np.arange(1000.0)}
     saver.try_save(1, _state(1) | frozen)

@@ -120,7 +120,7 @@ class GpuCopies:
             # for activations, and the allocator gives it back to the GPU before the training would run out of memory.
             with _on(room.stream):
                 copy = torch.empty(size_bytes, dtype=torch.uint8, device=device)
-        except torch.OutOfMemoryError:
+        except torch.cuda.OutOfMemoryError:
             return None
         room.taken_bytes += size_bytes
         targets = copy.split(list(map(len, group)))

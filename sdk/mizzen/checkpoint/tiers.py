@@ -1,6 +1,6 @@
 """Saving to several roots: memory, a local folder, and the remote root, which is authoritative.
 
-Without `Tiers`, each checkpoint is written to all of them; else to those that are due (`tier_cadence`).
+Without `Tiers`, each checkpoint is written to all of them; with `Tiers`, to those that are due (`tier_cadence`).
 """
 
 import time

@@ -181,7 +181,7 @@ def _ask(link: socket.socket, do: str, **about: Any) -> dict[str, Any]:
 
 
 def _is_open(link: socket.socket) -> bool:
-    """Return whether the server has not closed a connection that nobody uses."""
+    """Return whether an idle connection is still open at the server."""
     link.setblocking(False)
     try:
         return link.recv(1, socket.MSG_PEEK) != b""

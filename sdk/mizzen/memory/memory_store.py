@@ -11,6 +11,7 @@ bucket may read the checkpoints anyway. If the root is removed, a new one has an
 While parts are read, a failing server counts as one that does not have the part.
 """
 
+import io
 import json
 import os
 import socket
@@ -339,7 +340,7 @@ class MemoryStore(ObjectStore):
         self._refuse()
 
     def _refuse(self) -> NoReturn:
-        raise NotImplementedError(f"{self.uri('')}: is neither source nor target of a copy")
+        raise io.UnsupportedOperation(f"{self.uri('')}: objects cannot be copied from or to the memory of machines")
 
     def _missing(self, key: str) -> MissingObject:
         return MissingObject(f"no memory server has {key!r} of {self._bucket.uri('')}")
