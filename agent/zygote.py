@@ -32,6 +32,8 @@ from typing import Any, NoReturn
 
 from agent import seccomp, shim
 from agent.landlock import enter_scope
+from infra import process_title
+from infra.process_title import entitle
 
 BEGUN = b"+"
 SANDBOXED, PLAIN = b"s", b"-"
@@ -41,7 +43,6 @@ _MESSAGE_BYTES = 8192
 _DESCRIPTORS = 3
 _IDLE_MS = 60_000
 """An attempt's zygote ends after it has had no shim for this time."""
-_PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _own: list[int] = []
 """Descriptors that shims must close: while a shim has them open, the zygote seems to listen."""
@@ -52,8 +53,8 @@ def main() -> None:
     """Forks shims until the agent closes the socket. Blocks."""
     shim.die_with_parent()
     os.setsid()  # A new session, so that Ctrl-C reaches only the agent.
-    room = _title_room()
-    _entitle(f"mizzen zygote of agent {os.getppid()}", "mizzen-zygote", room)
+    room = process_title.room()
+    entitle(f"mizzen zygote of agent {os.getppid()}", "mizzen-zygote", room)
     shim.boot_id()  # Cached here once for all shims, and so is the filter.
     seccomp.prepare()
     requests = socket.socket(fileno=0)
@@ -120,7 +121,7 @@ def _serve_attempt(listening: socket.socket, private: str, room: tuple[int, int]
     nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for standard in (0, 2):  # The agent's socket, and its log.
         os.dup2(nothing, standard)
-    _entitle(f"mizzen zygote of {private}", "mizzen-attempt", room)
+    entitle(f"mizzen zygote of {private}", "mizzen-attempt", room)
     enter_scope()
     _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     ended, ending = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
@@ -181,7 +182,7 @@ def _become_shim(folder: str, launch: int, report: int, complaints: int, room: t
         nothing = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
         os.dup2(nothing, 0)
         os.close(nothing)
-        _entitle(f"mizzen shim {folder}", "mizzen-shim", room)
+        entitle(f"mizzen shim {folder}", "mizzen-shim", room)
         with contextlib.suppress(BrokenPipeError):  # The agent has given up; the launch is then empty, too.
             os.write(report, BEGUN)
         body = _read_launch(launch)
@@ -210,21 +211,3 @@ def _bury(*_: object) -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def _title_room() -> tuple[int, int]:
-    """Returns the start and end address of this process's command line; both are 0 if the kernel hides them."""
-    with open("/proc/self/stat", "rb") as file:
-        fields = file.read().rpartition(b")")[2].split()
-    return int(fields[45]), int(fields[46])
-
-
-def _entitle(title: str, name: str, room: tuple[int, int]) -> None:
-    """Sets this process's command line to `title` and its name to `name` (at most 15 bytes).
-
-    If `title` is too long, its end is kept, because it contains the run's name.
-    """
-    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
-    size = room[1] - room[0] - 1
-    if size > 0:
-        ctypes.memmove(room[0], os.fsencode(title)[-size:].ljust(size + 1, b"\0"), size + 1)

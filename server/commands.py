@@ -110,8 +110,9 @@ def serve_command(work: Callable[[], Any]) -> None:
 def up(**options: Any) -> None:
     """Run the whole stack on this machine in the foreground; Ctrl-C saves workloads and stops the stack."""
     with loading():
-        from server.up import run_up
+        from server.up import fork_server, run_up
 
+    forks = fork_server()
     log_to_stderr("WARNING")
     more = {
         "data_dir": options["data_dir"],
@@ -122,7 +123,9 @@ def up(**options: Any) -> None:
     forget = options["forget_unreadable_secrets"]
     console = options["console"]
     serve_command(
-        lambda: asyncio.run(run_up(_settings(options, **more), forget_unreadable_secrets=forget, console=console))
+        lambda: asyncio.run(
+            run_up(_settings(options, **more), forks, forget_unreadable_secrets=forget, console=console)
+        )
     )
 
 
@@ -133,9 +136,11 @@ def up(**options: Any) -> None:
 def demo(data_dir: Path, keep: bool, plain: bool) -> None:
     """Run a demo: a dozen gangs in three regions, with preemption, a move and crashes; then check the results."""
     from server.demo.run import run_demo
+    from server.up import fork_server
 
+    forks = fork_server()
     log_to_stderr("ERROR")
-    serve_command(lambda: asyncio.run(run_demo(data_dir, keep=keep, plain=plain)))
+    serve_command(lambda: asyncio.run(run_demo(data_dir, forks, keep=keep, plain=plain)))
 
 
 @click.command()

@@ -17,6 +17,7 @@ from infra.keys import hash_api_key
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import Fleet, load_fleet
+from infra.stack.fork_server import ForkServer
 from infra.stack.lock import data_folder
 from mizzen.cli.formats import plural
 from mizzen.cli.setup_commands import open_browser
@@ -29,11 +30,33 @@ def _say(line: str) -> None:
         click.echo(line, err=True)
 
 
-async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False, console: bool = False) -> int:
+_PARTS = (
+    "activities.roles",
+    "api.serve",
+    "console.application",
+    "proxies.gateway.gateway_server",
+    "server.agents",
+)
+"""What the parts import (`server.commands`)."""
+
+
+def fork_server() -> ForkServer:
+    """Returns a server that forks the parts of the stack. To be called before anything is read or started."""
+    return ForkServer.start("server", _PARTS)
+
+
+async def run_up(
+    settings: Settings,
+    forks: ForkServer | None = None,
+    *,
+    forget_unreadable_secrets: bool = False,
+    console: bool = False,
+) -> int:
     """Starts the stack, runs until Ctrl-C, SIGTERM or SIGHUP, and stops all its processes.
 
     Args:
         settings: the settings.
+        forks: starts the parts; None: they are started as new processes.
         forget_unreadable_secrets: secrets that the master key cannot decrypt are deleted; by default they are an error.
         console: the console is opened in a browser, logged in with the operator's key.
 
@@ -60,6 +83,7 @@ async def run_up(settings: Settings, *, forget_unreadable_secrets: bool = False,
             _say,
             forget_unreadable_secrets=forget_unreadable_secrets,
             why_shared=isolation.why_shared,
+            forks=forks,
         )
         starting = asyncio.create_task(stack.start())
         stopped = asyncio.create_task(stop.wait())

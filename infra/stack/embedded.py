@@ -33,6 +33,7 @@ from infra.stack import closed_network, leftovers, log_files, probes, temporal
 from infra.stack.certificate import write_certificate
 from infra.stack.compilation import compile_loops
 from infra.stack.fleet import Fleet
+from infra.stack.fork_server import ForkServer
 from infra.stack.liveness import Probe
 from infra.stack.lock import make_closed
 from infra.stack.ports import StackPorts, free_port
@@ -70,13 +71,15 @@ class EmbeddedStack:
         *,
         forget_unreadable_secrets: bool = False,
         why_shared: str | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
-        """`why_shared`: why tasks of all tenants run as the same user; None: they do not."""
+        """`why_shared`: why tasks of all tenants run as the same user; None: they do not. `forks`: starts the parts."""
         self.fleet = fleet
         self.data_dir = data_dir
         self._say = say
         self._forget_unreadable_secrets = forget_unreadable_secrets
-        self.supervisor = Supervisor(settings.liveness, self._show_restart, self._parts_file)
+        self.supervisor = Supervisor(settings.liveness, self._show_restart, self._parts_file, forks)
+        self._forks = forks
         self.postgres = EmbeddedPostgres(data_dir / "postgres")
         self._own_postgres = settings.database is None
         self._own_temporal = settings.temporal.address is None
@@ -172,6 +175,8 @@ class EmbeddedStack:
             engine.dispose()
         if self.settings.trust_tenants and self.why_not_separate is not None:
             self._say(f"WARNING: tenants are trusted: {self.why_not_separate}")
+        if self._forks is not None:
+            await self._forks.ready()
         api = self._server_child("api", ["api"])
         api.ready = probes.http(f"{self.api_url}/readyz", 2.0).ask
         api.probes = [probes.http(f"{self.api_url}/healthz")]
@@ -341,9 +346,9 @@ class EmbeddedStack:
         )  # fmt: skip
 
     def _server_child(self, name: str, arguments: list[str], config: Path | None = None) -> Child:
-        file = str(config or self.config_file)
-        command = [*dies_with_parent(), *children.python("-m", "server", *arguments, "--config", file)]
-        return Child(name, command, self._log_file(name))
+        words = (*arguments, "--config", str(config or self.config_file))
+        command = [*dies_with_parent(), *children.python("-m", "server", *words)]
+        return Child(name, command, self._log_file(name), arguments=words)
 
     def _beating_child(
         self, name: str, arguments: list[str], *, dispatches: bool = False, config: Path | None = None

@@ -25,6 +25,7 @@ from psycopg import sql
 from infra.errors import StackError
 from infra.files import write_private
 from infra.stack import postgres_user
+from infra.stack.fork_server import ForkedProcess
 from infra.stack.sockets import short_path
 from infra.users import is_bare, user_name
 
@@ -281,7 +282,9 @@ class EmbeddedPostgres:
         server = _locked_by(self.data / _LOCK_FILE)
         return sorted(found, key=lambda pid: (pid != server, pid))
 
-    def wait_ready(self, process: "subprocess.Popen[bytes] | None" = None, timeout_s: float = 60.0) -> None:
+    def wait_ready(
+        self, process: subprocess.Popen[bytes] | ForkedProcess | None = None, timeout_s: float = 60.0
+    ) -> None:
         """Waits until the server responds, then creates the role and the database `mizzen`.
 
         Raises:

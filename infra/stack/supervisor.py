@@ -16,6 +16,7 @@ from infra.errors import StackError
 from infra.liveness_pipe import VARIABLE, LivenessListener
 from infra.pidfds import first_end
 from infra.stack import leftovers
+from infra.stack.fork_server import ForkedProcess, ForkServer
 from infra.stack.liveness import Liveness, Probe, StackPart
 
 _log = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ class Child:
     probes: Sequence[Probe] = ()
     listener: LivenessListener | None = None
     """Receives the liveness signs of the process, if it sends any."""
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | ForkedProcess | None = None
     restarts: int = 0
     started_s: float = 0.0
     """Time of the last start of the process (monotonic)."""
@@ -69,14 +70,17 @@ class Child:
     """Whether a process of this part was ready, or a probe of it succeeded."""
     log_start: int = 0
     """Size of the log in bytes before the last start of the process."""
+    arguments: tuple[str, ...] | None = None
+    """What the fork server runs, if there is one, instead of `command`; None: it cannot run this."""
     prepare: Callable[[], None] | None = None
     """Called before each start of the process. A StackError is written to the process's log, and the process is started
     anyway, because it may still be able to run."""
 
-    def launch(self) -> None:
+    def launch(self, forks: ForkServer | None = None) -> None:
         """Starts the process in its own session, so that Ctrl-C at the terminal reaches only the supervisor."""
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        pipe = {VARIABLE: str(self.listener.writing)} if self.listener is not None else {}
+        pipe = {VARIABLE: self.listener.writing} if self.listener is not None else {}
+        environment = {**children.environment(), **self.environment}
         if self.listener is not None:
             self.listener.clear()
         self.started_s = time.monotonic()
@@ -88,14 +92,18 @@ class Child:
             except StackError as error:
                 log.write(f"{error}\n".encode())
                 log.flush()
+            if forks is not None and self.arguments is not None:
+                self.process = forks.launch(self.arguments, log, environment, pipe, self.umask)
+                if self.process is not None:
+                    return
             self.process = subprocess.Popen(
                 self.command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                env={**children.environment(), **self.environment, **pipe},
-                pass_fds=() if self.listener is None else (self.listener.writing,),
+                env={**environment, **{name: str(number) for name, number in pipe.items()}},
+                pass_fds=tuple(pipe.values()),
                 umask=self.umask,
             )
 
@@ -127,6 +135,7 @@ class Supervisor:
         liveness: LivenessSettings | None = None,
         on_restart: Callable[[str, str], Awaitable[None]] | None = None,
         parts: Path | None = None,
+        forks: ForkServer | None = None,
     ) -> None:
         """Creates a supervisor without children.
 
@@ -134,6 +143,7 @@ class Supervisor:
             liveness: when a part counts as stuck.
             on_restart: called with a child's name and the reason after each restart.
             parts: path of the file that lists the running processes (`infra.stack.leftovers`).
+            forks: forks the children that have `arguments`.
         """
         self.children: list[Child] = []
         self._watchers: list[asyncio.Task[None]] = []
@@ -141,6 +151,7 @@ class Supervisor:
         self._liveness = Liveness(liveness or LivenessSettings(), self._kill)
         self._on_restart = on_restart
         self._parts = parts
+        self._forks = forks
         self._stopping = False
         self._failure: StackError | None = None
         self._failed = asyncio.Event()
@@ -231,7 +242,7 @@ class Supervisor:
         raise self._failure
 
     def _launch(self, child: Child) -> None:
-        child.launch()
+        child.launch(self._forks)
         if self._parts is not None:
             running = (c.process.pid for c in self.children if c.is_running() and c.process is not None)
             leftovers.record(self._parts, running)
@@ -254,9 +265,11 @@ class Supervisor:
             if child.listener is not None:
                 child.listener.close()
         self.children.clear()
+        if self._forks is not None:
+            self._forks.close()
 
 
-async def ended(process: subprocess.Popen[bytes]) -> None:
+async def ended(process: subprocess.Popen[bytes] | ForkedProcess) -> None:
     """Waits for the end of a child process, without polling if the kernel supports pidfds."""
     while process.poll() is None:
         await first_end([process.pid])

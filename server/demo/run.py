@@ -19,6 +19,7 @@ from infra.config.settings import Settings
 from infra.errors import MizzenError
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
+from infra.stack.fork_server import ForkServer
 from infra.stack.lock import data_folder
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child
@@ -61,7 +62,7 @@ class _Console(Console):
         self._stop.set()
 
 
-async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
+async def run_demo(data_dir: Path, forks: ForkServer, *, keep: bool, plain: bool) -> int:
     """Runs the whole demo; returns 0 if all checks passed.
 
     Raises:
@@ -80,6 +81,7 @@ async def run_demo(data_dir: Path, *, keep: bool, plain: bool) -> int:
             folder,
             lambda line: console.print(line, style="dim"),
             why_shared=isolation.why_shared,
+            forks=forks,
         )
         loop = asyncio.get_running_loop()
         for number in stop_signals():
