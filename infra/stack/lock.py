@@ -11,6 +11,9 @@ from pathlib import Path
 from infra.errors import StackError
 
 _log = logging.getLogger(__name__)
+_LOCK, _IGNORE = "lock", ".gitignore"
+NEW_FOLDER = (_LOCK, _IGNORE)
+"""The files in a new data folder."""
 
 
 def make_closed(path: Path) -> None:
@@ -36,10 +39,10 @@ def data_folder(path: Path) -> Iterator[Path]:
         make_closed(path)
         if is_new:
             # In a checkout, git and `mizzen run` then ignore the folder, with its keys and sockets.
-            (path / ".gitignore").write_text("*\n")
+            (path / _IGNORE).write_text("*\n")
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o066:
             _log.warning("data_dir: %s: mode %o lets other users list or change it; mizzen leaves it", path, mode)
-        descriptor = os.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise StackError(f"data_dir: {path}: {error.strerror}") from None
     try:

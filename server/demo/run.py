@@ -20,7 +20,7 @@ from infra.errors import MizzenError
 from infra.process_exit import stop_signals
 from infra.stack.embedded import EmbeddedStack
 from infra.stack.fork_server import ForkServer
-from infra.stack.lock import data_folder
+from infra.stack.lock import NEW_FOLDER, data_folder
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child
 from mizzen.cli.formats import plural
@@ -118,7 +118,7 @@ def _clear(folder: Path) -> None:
         DemoFailed: the folder contains other files.
     """
     mark = folder / ".mizzen-demo"
-    others = [p.name for p in folder.iterdir() if p.name not in ("lock", mark.name)]
+    others = [p.name for p in folder.iterdir() if p.name not in (*NEW_FOLDER, mark.name)]
     if others and not mark.exists():
         shown = ", ".join(sorted(others)[:3])
         raise DemoFailed(f"data_dir: {folder} contains {shown} and was not created by a demo; choose another folder")
