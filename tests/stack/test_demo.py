@@ -1,4 +1,4 @@
-"""`mizzen demo`, which `make demo` runs: in a new folder, again after an interrupt, and not in the folder of another."""
+"""`mizzen demo` (`make demo`): in a new folder, again after an interrupt, and not in the folder of somebody else."""
 
 import signal
 import subprocess
