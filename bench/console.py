@@ -20,6 +20,7 @@ import click
 import httpx
 from sqlalchemy import Engine, event
 
+from bench.console_open_page import EVENTS_PER_S, SPAN_S, shares
 from bench.console_rows import ConsoleRows, fill
 from bench.harness import Bench, Figure, Line, Suite
 from bench.postgres import postgres
@@ -40,6 +41,8 @@ LINES = (
     Line("CPU of a new version of a map beyond its queries, in ms", 40.0),
     Line("statements of lists that scan a large table", 0.0),
     Line("100 pages of ten people after a change, of one page", 3.0),
+    Line("open page when nothing happens, in % of a core", 0.5),
+    Line("open page with 100 events a second, in % of a core", 5.0),
 )
 _ROUNDS = 5
 _LARGE = ("workload", "attempt", "allocation", "event")
@@ -113,9 +116,7 @@ def _scans(engine: Engine, statements: dict[str, Any]) -> list[str]:
     return found
 
 
-async def _measure(url: str, engine: Engine, rows: ConsoleRows, say: Callable[[str], None]) -> list[Figure]:
-    settings = Settings.model_validate({"database": url, "data_dir": Path(tempfile.mkdtemp())})
-    load_master_key(settings.master_key_path, create=True)
+async def _measure(settings: Settings, engine: Engine, rows: ConsoleRows, say: Callable[[str], None]) -> list[Figure]:
     app = create_app(settings)
     watch = _Watch()
     watch.follow(app.state.mizzen.engine)
@@ -174,8 +175,25 @@ def measure(rows: ConsoleRows, say: Callable[[str], None]) -> Iterator[Figure]:
         fill(engine, rows)
         with transaction(engine) as session:
             session.add(ApiKey(id="key-bench", sha256=hash_api_key(_KEY), role="operator"))
-        yield from asyncio.run(_measure(url, engine, rows, say))
+        with tempfile.TemporaryDirectory() as folder:
+            settings = Settings.model_validate({"database": url, "data_dir": Path(folder)})
+            load_master_key(settings.master_key_path, create=True)
+            yield from asyncio.run(_measure(settings, engine, rows, say))
+            say("open pages")
+            yield from _open_pages(settings, engine)
         engine.dispose()
+
+
+def _open_pages(settings: Settings, engine: Engine) -> Iterator[Figure]:
+    with engine.connect() as connection:
+        workload = connection.exec_driver_sql("select id from workload where phase = 'running' limit 1").scalar_one()
+    found = shares(engine, settings, _KEY, ("/", "/queue", f"/workloads/{workload}"), workload)
+    found = {name.replace(workload, "ID"): value for name, value in found.items()}
+    pages = [name for name in found if name.endswith("fetches")]
+    for number, name in ((7, "idle"), (8, "busy")):
+        mine = {one: value for one, value in found.items() if one.startswith(name)}
+        dearest = max(found[page.removesuffix(" fetches")] for page in pages if page.startswith(name))
+        yield Figure("console", LINES[number], dearest, mine, 1, {"events_per_s": EVENTS_PER_S, "span_s": SPAN_S})
 
 
 def run(bench: Bench) -> Iterator[Figure]:

@@ -22,7 +22,7 @@ from infra.db.console_sessions import hash_secret
 router = Router(prefix=TOP, include_in_schema=False)
 _CHECK_S = 4.0
 """Interval at which the login is checked."""
-_PAUSE_S = 1.0
+_PAUSE_S = 2.0
 """Shortest time between two messages."""
 _IDLE_S = 30.0
 """Longest time between two messages, because pages show relative times, and queue positions that change silently."""
@@ -45,7 +45,7 @@ async def _changes(state: ApiState, caller: Caller, sha256: str) -> AsyncGenerat
         yield b"retry: 2000\n\n"
         told_s = checked_s = time.monotonic()
         has_changed = False
-        while await follower.wait(_PAUSE_S if has_changed else _CHECK_S):
+        while await follower.wait(0.0 if has_changed else _CHECK_S):
             now_s = time.monotonic()
             has_changed = has_changed or follower.was_told or now_s - told_s >= _IDLE_S
             if now_s - checked_s >= _CHECK_S:
@@ -55,5 +55,7 @@ async def _changes(state: ApiState, caller: Caller, sha256: str) -> AsyncGenerat
             if has_changed and now_s - told_s >= _PAUSE_S:
                 yield b"event: changed\ndata:\n\n"
                 told_s, has_changed = now_s, False
+            elif has_changed:
+                await follower.pause(told_s + _PAUSE_S - now_s)
         if follower.is_revoked or await state.logins.of_browser(sha256) is None:
             yield _ENDED

@@ -69,6 +69,12 @@ class Follower:
         self.due.clear()
         return not (self.closing.is_set() or self.is_revoked)
 
+    async def pause(self, time_s: float) -> None:
+        """Waits without regard to notifications; a shutdown ends it. The next `wait` reports what came meanwhile."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(time_s):
+                await self.closing.wait()
+
 
 class Hub:
     """The open streams of one process. Must be used from one event loop only."""
@@ -178,7 +184,9 @@ class Hub:
                     checked_s = time.monotonic()
                     while True:
                         await notified(connection, _POLL_S)
-                        cursor = await self._wake_concerned(cursor)
+                        # One that is due has not yet looked at the log, and will see all that was written until then.
+                        if not all(follower.due.is_set() for follower in self._followers):
+                            cursor = await self._wake_concerned(cursor)
                         if time.monotonic() - checked_s >= KEYS_S:
                             await self._end_revoked()
                             checked_s = time.monotonic()
@@ -189,14 +197,14 @@ class Hub:
 
     async def _wake_concerned(self, cursor: Cursor) -> Cursor:
         while True:
-            found = await in_db(self._engine, events.read_after, cursor, limit=_PAGE)
-            for event in found:
+            found = await in_db(self._engine, events.concerned_after, cursor, limit=_PAGE)
+            for _, workload, tenant in found:
                 for follower in self._followers:
-                    if follower.concerned(event.workload, event.tenant):
+                    if follower.concerned(workload, tenant):
                         follower.due.set()
-            if not found:
+            cursor = found[-1][0] if found else cursor
+            if len(found) < _PAGE:
                 return cursor
-            cursor = Cursor(found[-1].txid, found[-1].id)
 
     async def _end_revoked(self) -> None:
         keys = {follower.caller.id for follower in self._followers if not follower.caller.is_token}

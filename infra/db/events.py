@@ -8,14 +8,15 @@ below it can be added later.
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVarTuple
 
-from sqlalchemy import literal_column, select, text, tuple_
+from sqlalchemy import Select, literal_column, select, text, tuple_
 from sqlalchemy.orm import Session
 
 from domain.reasons import Reason
 from infra.db.logs import Event
 
+Row = TypeVarTuple("Row")
 CHANNEL = "mizzen_event"
 """`NOTIFY` channel for new events in the event log."""
 RESTORED_TXID = 1
@@ -87,6 +88,21 @@ def record(
     return session.execute(_RECORD, values).first() is not None
 
 
+def concerned_after(session: Session, cursor: Cursor, *, limit: int) -> Sequence[tuple[Cursor, str | None, str | None]]:
+    """Returns the position, the workload and the tenant of at most `limit` events after `cursor`, see `read_after`."""
+    found = session.execute(_after(select(Event.txid, Event.id, Event.workload, Event.tenant), cursor, limit))
+    return [(Cursor(txid, number), workload, tenant) for txid, number, workload, tenant in found]
+
+
+def _after(statement: Select[*Row], cursor: Cursor, limit: int) -> Select[*Row]:
+    return (
+        statement.where(tuple_(Event.txid, Event.id) > (cursor.txid, cursor.id))
+        .where(Event.txid < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
+        .order_by(Event.txid, Event.id)
+        .limit(limit)
+    )
+
+
 def read_after(
     session: Session,
     cursor: Cursor,
@@ -98,13 +114,7 @@ def read_after(
     limit: int = 500,
 ) -> Sequence[Event]:
     """Returns at most `limit` events after `cursor`, oldest first, below the oldest transaction in flight."""
-    statement = (
-        select(Event)
-        .where(tuple_(Event.txid, Event.id) > (cursor.txid, cursor.id))
-        .where(Event.txid < literal_column("pg_snapshot_xmin(pg_current_snapshot())::text::bigint"))
-        .order_by(Event.txid, Event.id)
-        .limit(limit)
-    )
+    statement = _after(select(Event), cursor, limit)
     if workload is not None:
         statement = statement.where(Event.workload == workload)
     if tenant is not None:

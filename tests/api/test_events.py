@@ -1,5 +1,6 @@
 """Event streams: each event exactly once and in order, for any order of commits and after reconnections."""
 
+import asyncio
 import json
 import random
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 from sqlalchemy import text
+from sqlalchemy.orm import Session
 
 from api.auth import Caller, Role
 from api.streams import events as streams
@@ -227,6 +229,36 @@ async def test_only_those_concerned_are_woken(world: ApiWorld) -> None:
         assert not stranger.due.is_set()
         assert own.followers == 5
     assert own.followers == 0
+    await own.aclose()
+
+
+async def test_nothing_is_read_for_those_who_know_already(world: ApiWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While every follower has still to look, the log is not read; what came meanwhile is not lost."""
+    reads: list[Cursor] = []
+    read = events.concerned_after
+
+    def counted(session: Session, cursor: Cursor, *, limit: int) -> Any:
+        reads.append(cursor)
+        return read(session, cursor, limit=limit)
+
+    monkeypatch.setattr(events, "concerned_after", counted)
+    own = Hub(world.engine, LimitSettings())
+    with own.register(_CALLER, None, waits=True) as follower:
+        assert await follower.wait(30)
+        with world.session() as session:
+            events.record(session, "workload.running", workload="wl-a", tenant="vision")
+        while not follower.due.is_set():
+            await asyncio.sleep(0.01)
+        before = len(reads)
+        for _ in range(20):
+            with world.session() as session:
+                events.record(session, "workload.running", workload="wl-a", tenant="vision")
+            await follower.pause(0.1)
+        assert len(reads) <= before + 1
+        assert await follower.wait(0.0) and follower.was_told
+        with world.session() as session:
+            events.record(session, "workload.running", workload="wl-b", tenant="vision")
+        assert await follower.wait(30) and follower.was_told
     await own.aclose()
 
 

@@ -201,7 +201,7 @@ async def test_the_stream_ends_with_the_login(world: ApiWorld, browse: Browse) -
         await asyncio.sleep(0.5)
         world.set_phase(world.add_workload(Phase.PENDING), Phase.CANCELLED)
         world.set_phase(world.add_workload(Phase.PENDING, tenant="speech"), Phase.CANCELLED)
-        await asyncio.sleep(2)
+        await asyncio.sleep(4)
         await client.post("/console/logout", data={"csrf": csrf_of(page)})
         told = await reading
     assert told.count("event: changed") == 1
