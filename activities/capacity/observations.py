@@ -98,7 +98,8 @@ def _near_end(session: Session, settings: CapacitySettings, machine: str, provid
         if ends_at_s is None or (said_s is not None and said_s <= ends_at_s + _SKEW_S):
             return
     if ends_at_s is not None and left_s <= settings.leave_s:
-        kind, words = ("walltime", "the end of its allocation") if found.leaves is None else ("preempt", found.leaves)
+        because = found.leaves or found.ends_because
+        kind, words = ("walltime", "the end of its allocation") if because is None else ("preempt", because)
         notice = NoticeReport(provider, kind, True, time.time(), ends_at_s, words)
         give_notice(session, row, Reason(ReasonCode.PLATFORM_NOTICE, {"machine": row.id, **notice.numbers()}))
     elif row.notice is not None:

@@ -132,6 +132,14 @@ class SlurmCluster:
         process.kill()
         process.wait()
 
+    def running_nodes(self) -> list[str]:
+        """Returns the nodes whose slurmd runs."""
+        return [name for name in self.nodes if name in self._processes]
+
+    def has_controller(self) -> bool:
+        """Returns whether slurmctld runs."""
+        return "slurmctld" in self._processes
+
     def command(self, *words: str) -> str:
         """Runs a command of Slurm; returns what it prints.
 

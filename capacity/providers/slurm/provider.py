@@ -78,16 +78,13 @@ class SlurmProvider:
         """See `Provider.describe`. One query for all pilots, and one for nodes that are being drained."""
         jobs = self._commands.jobs(self._comment)
         for job in jobs:
-            if job.found().ended is not None:  # It may have been cancelled while it waited.
+            if job.ended is not None:  # It may have been cancelled while it waited.
                 with contextlib.suppress(OSError):
                     secrets_file(self._settings, job.name).unlink()
-        running = any(job.found().waits is None and job.found().ended is None for job in jobs)
-        draining = self._commands.draining() if running else {}
-        return [
-            job.found(f"node {job.nodes} is being drained ({draining[job.nodes]})" if job.nodes in draining else None)
-            for job in jobs
-            if not job.never_accepted
-        ]
+        draining = self._commands.draining() if any(job.runs for job in jobs) else {}
+        left = {node: f"node {node} is being drained ({why})" for node, why in draining.items()}
+        kill_wait_s = self._settings.kill_wait_s
+        return [job.found(kill_wait_s, left.get(job.nodes)) for job in jobs if not job.never_accepted]
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""
