@@ -54,7 +54,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-SlurmctldParameters=preempt_send_user_signal
+{user_signal}
 GresTypes=gpu
 KillWait=5
 MinJobAge={min_job_age_s}
@@ -74,8 +74,13 @@ EnforcePartLimits=ALL
 class SlurmCluster:
     """The cluster. Its nodes are `n1` to `nN`, each with 4 CPUs, 4 GiB of memory and 2 fake GPUs."""
 
-    def __init__(self, folder: Path, nodes: int, *, min_job_age_s: int = 300, grace_s: int = 20) -> None:
-        """Writes the configuration. `folder` must be new; its path must be short, because it has a socket."""
+    def __init__(
+        self, folder: Path, nodes: int, *, min_job_age_s: int = 300, grace_s: int = 20, user_signal: bool = True
+    ) -> None:
+        """Writes the configuration. `folder` must be new; its path must be short, because it has a socket.
+
+        `user_signal`: whether the signal of `--signal` is also sent at a preemption.
+        """
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.conf = folder / "slurm.conf"
@@ -96,6 +101,7 @@ class SlurmCluster:
             _CONF.format(
                 folder=folder, port=self.port, nodes="\n".join(lines), partitions=PARTITIONS.format(grace_s=grace_s),
                 min_job_age_s=min_job_age_s,
+                user_signal="SlurmctldParameters=preempt_send_user_signal" if user_signal else "",
             )
         )  # fmt: skip
         self.environ = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": _PATH}
