@@ -172,6 +172,7 @@ _FOR_WANT_OF_MACHINES = {
     ReasonCode.INSUFFICIENT_CAPACITY.value,
     ReasonCode.NO_HARDWARE.value,
     ReasonCode.REFUSED_LIKE.value,
+    ReasonCode.IN_OTHER_POOLS.value,
 }
 
 

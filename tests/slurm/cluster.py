@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from infra.stack.ports import free_port
 
@@ -206,7 +207,7 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 2, **options: int) -> Iterator[SlurmCluster]:
+def cluster(nodes: int = 2, **options: Any) -> Iterator[SlurmCluster]:
     """Yields a running cluster in a new folder directly below the system's temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="sl-"))
     made = SlurmCluster(folder / "c", nodes, **options)

@@ -68,7 +68,9 @@ def test_kills(tmp_path: Path) -> None:
             faults.close()
             there.close()
     names = Counter(name for name in listed if name.startswith("in-"))
-    print(f"{dict(faults.done)}: {len(seen.phases)} gangs, {len(seen.runs)} task runs, {len(known)} instances,", end=" ")
+    print(
+        f"{dict(faults.done)}: {len(seen.phases)} gangs, {len(seen.runs)} task runs, {len(known)} instances,", end=" "
+    )
     print(f"{names.total()} jobs in Slurm's list, {sum(n - 1 for n in names.values())} second ones")
     assert names.keys() <= known
     assert secrets == []
