@@ -193,9 +193,13 @@ class SlurmFaults:
                     os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Kills what ended jobs have left, as Slurm does where it tracks processes by cgroups."""
+        """Kills what ended jobs have left, as Slurm does where it tracks processes by cgroups, and mends nodes."""
         while not self._stop.wait(1.0):
             with contextlib.suppress(AssertionError):
+                # A controller that forgot jobs gives their numbers to others, and drains the node that has both.
+                for line in self._slurm.command("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %E").splitlines():
+                    if line.endswith("Duplicate jobid"):
+                        self._slurm.command("scontrol", "update", f"nodename={line.split()[0]}", "state=resume")
                 left = {job for _, job, _ in self._processes()}
                 self._kill(left - set(self._slurm.command("squeue", "-h", "-t", _LIVE, "-o", "%i").split()))
 

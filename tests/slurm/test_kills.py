@@ -79,7 +79,7 @@ def test_kills(tmp_path: Path) -> None:
 
 
 def test_the_controller_is_away_under_load(tmp_path: Path) -> None:
-    """While slurmctld is dead for minutes, gangs run on, and no instance is lost; afterwards nothing was started twice."""
+    """While slurmctld is dead for minutes, gangs run on, and no instance is lost; nothing is started twice."""
     seen = Observed()
     with cluster(4, min_job_age_s=100_000) as slurm:
         there = _site(slurm, tmp_path / "site", 4)
