@@ -103,10 +103,10 @@ class PoolPlanner:
     def _make(self, region: str, intents: Sequence[Intent], machines: Sequence[PooledMachine], inputs: str) -> None:
         # Imported late: the solver and matplotlib take a second and 100 MB, and most installations have no sizes.
         from activities.capacity.pool_plan_picture import draw
-        from ras import moves, solve
+        from ras import moves, solve, surplus
 
         supply = aggregate(machines)
-        plan = solve.plan(supply, intents)
+        plan = surplus.without_surplus(solve.plan(supply, intents), intents)
         changes = moves.choose(plan, machines, supply)
         body = {
             "pools": _outcomes(plan, machines),

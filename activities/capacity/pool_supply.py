@@ -1,8 +1,9 @@
 """The machines that plans of pools use, read as counts or one by one."""
 
+from datetime import datetime, timedelta
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select, text
+from sqlalchemy import ColumnElement, and_, func, or_, select
 from sqlalchemy.orm import Session
 
 from infra.db.capacity import InstanceRow
@@ -30,11 +31,13 @@ def read_machines(session: Session, region: str, pools: set[str], patience_s: fl
 
     Plans do not use machines that have been lost for `patience_s`, cordoned or drained ones, machines that only one
     tenant or service may use, and machines that were launched for a pool that is not in `pools`. A machine that moves
-    is in the pool to which it moves.
+    is in the pool to which it moves. One that moved less than `patience_s` ago counts as in use, so that others are
+    moved before it.
     """
     held = select(Allocation.workload).where(Allocation.machine == MachineRow.id, Allocation.released_at.is_(None))
     pool = func.coalesce(MachineRow.next_pool, MachineRow.pool)
-    found = _planned(region, pools, patience_s, MachineRow.id, *_KEYS, pool, held.exists()).order_by(MachineRow.id)
+    busy = or_(held.exists(), func.coalesce(MachineRow.pool_since > _ago(patience_s), False))
+    found = _planned(region, pools, patience_s, MachineRow.id, *_KEYS, pool, busy).order_by(MachineRow.id)
     return [_machine(row) for row in session.execute(found)]
 
 
@@ -44,9 +47,12 @@ def _machine(row: Any) -> PooledMachine:
     return PooledMachine(id_, domain, type_, launched_for or pool, busy)
 
 
+def _ago(time_s: float) -> ColumnElement[datetime]:
+    return func.now() - timedelta(seconds=time_s)
+
+
 def _planned(region: str, pools: set[str], patience_s: float, *columns: Any) -> Any:
-    lost_at = func.now() - text("make_interval(secs => :patience_s)").bindparams(patience_s=patience_s)
-    there: ColumnElement[bool] = or_(MachineRow.state != "lost", MachineRow.lost_at > lost_at)
+    there: ColumnElement[bool] = or_(MachineRow.state != "lost", MachineRow.lost_at > _ago(patience_s))
     return (
         select(*columns)
         .join(Cluster, (Cluster.region == MachineRow.region) & (Cluster.name == MachineRow.cluster))

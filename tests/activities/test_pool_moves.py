@@ -169,14 +169,26 @@ def test_a_machine_that_is_lost_for_a_moment_moves_nothing(fleet: World) -> None
     assert [_machine(fleet, machine)[0] for machine in (M1, M2, M3)] == ["p", "p", ""]
     fleet.alter(Machine, M1, state="ready", lost_at=None)
     _round(fleet)
-    assert [_machine(fleet, machine)[0] for machine in (M1, M2, M3)] == ["p", "p", ""]  # More than needed may stay.
-    _size(fleet, 4, tenants=[])
+    assert [_machine(fleet, machine)[0] for machine in (M1, M2, M3)] == ["", "p", ""]  # It is not needed any more.
     with fleet.session() as session:
-        session.add(PoolRow(region="r", name="q", gpus={"a100": 8}, survives_loss=False))
-    for _ in range(2):
-        _round(fleet)
+        session.add(PoolRow(region="r", name="q", gpus={"a100": 4}, survives_loss=False, kinds=["reserved"]))
+    fleet.alter(PoolRow, ("r", "p"), gpus={})
+    _round(fleet)
     assert _machine(fleet, M3)[0] == "q"
-    assert sorted(_machine(fleet, machine)[0] for machine in (M1, M2)) == ["p", "q"]  # M1 was not moved recently.
+
+
+def test_a_smaller_pool_leaves_machines(fleet: World) -> None:
+    """What a pool does not need any more, all tenants may use again; what has just moved stays for a while."""
+    _size(fleet, 8)
+    _round(fleet)
+    _size(fleet, 4)
+    _round(fleet)
+    assert [_machine(fleet, machine)[0] for machine in (M1, M2)] == ["p", "p"]
+    _round(fleet, pool_patience_s=0)
+    assert sorted(_machine(fleet, machine)[0] for machine in (M1, M2)) == ["", "p"]
+    work = fleet.submit(job(gpus=4))
+    assert fleet.tick().awarded == 1
+    assert len(fleet.holdings(work)) == 1
 
 
 def test_without_sizes_nothing_is_in_a_pool(fleet: World) -> None:
