@@ -34,6 +34,8 @@ class SlurmFaults:
         self._own = Faults(up, scratch, seen, lambda: None)
         self._ends: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
+        self._broken: list[str] = []
+        """The nodes that a fault keeps down or drained, once for each fault."""
         self._stop = threading.Event()
         self._reaper = threading.Thread(target=self._reap, daemon=True)
         self.done: Counter[str] = Counter()
@@ -122,7 +124,8 @@ class SlurmFaults:
     def _drain(self) -> bool:
         node = self._node()
         self._slurm.command("scontrol", "update", f"nodename={node}", "state=drain", "reason=its fan")
-        self._later(self._chance.uniform(2, 12), lambda: self._resume(node))
+        self._broken.append(node)
+        self._later(self._chance.uniform(2, 12), lambda: self._broken.remove(node))
         return True
 
     def _down(self) -> bool:
@@ -134,6 +137,7 @@ class SlurmFaults:
         there = self._slurm.command("squeue", "-h", "-t", _LIVE, "-w", node, "-o", "%i").split()
         self._slurm.command("scontrol", "update", f"nodename={node}", "state=down", "reason=no power")
         self._kill(set(there))
+        self._broken.append(node)
         self._later(self._chance.uniform(2, 8), lambda: self._start_node(node))
         return True
 
@@ -143,12 +147,7 @@ class SlurmFaults:
 
     def _start_node(self, node: str) -> None:
         self._slurm.start_node(node)
-        self._later(0.0, lambda: self._resume(node))
-
-    def _resume(self, node: str) -> None:
-        state = self._slurm.states()[node].rstrip("*")
-        if node in self._slurm.running_nodes() and state in ("down", "drain", "drng", "drained", "draining"):
-            self._slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+        self._broken.remove(node)
 
     # --------------------------------------------------------------------------------------------------------- others
 
@@ -193,13 +192,13 @@ class SlurmFaults:
                     os.kill(pid, signal.SIGKILL)
 
     def _reap(self) -> None:
-        """Kills what ended jobs have left, as Slurm does where it tracks processes by cgroups, and mends nodes."""
+        """Kills what ended jobs have left, as Slurm does where it tracks processes by cgroups, and resumes nodes."""
         while not self._stop.wait(1.0):
             with contextlib.suppress(AssertionError):
-                # A controller that forgot jobs gives their numbers to others, and drains the node that has both.
-                for line in self._slurm.command("sinfo", "-h", "-N", "-p", "batch", "-o", "%N %E").splitlines():
-                    if line.endswith("Duplicate jobid"):
-                        self._slurm.command("scontrol", "update", f"nodename={line.split()[0]}", "state=resume")
+                # Also nodes that a controller drained because it forgot jobs and gave their numbers to others.
+                for node, state in self._slurm.states().items():
+                    if node not in self._broken and state.rstrip("*") in ("down", "drain", "drng"):
+                        self._slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
                 left = {job for _, job, _ in self._processes()}
                 self._kill(left - set(self._slurm.command("squeue", "-h", "-t", _LIVE, "-o", "%i").split()))
 
