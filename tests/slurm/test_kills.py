@@ -74,7 +74,8 @@ def test_kills(tmp_path: Path) -> None:
     print(f"{names.total()} jobs in Slurm's list, {sum(n - 1 for n in names.values())} second ones")
     assert names.keys() <= known
     assert secrets == []
-    assert judge(seen) == []
+    violations = [f"{one.kind}: {one.detail}" for one in judge(seen)]
+    assert not violations, "\n".join(violations)
     assert faults.done == dict.fromkeys(KINDS, EACH)
 
 
@@ -108,7 +109,8 @@ def test_the_controller_is_away_under_load(tmp_path: Path) -> None:
     assert meanwhile > 0
     assert (attempts.keys(), lost) == ({1}, [])
     assert set(names.values()) == {1}
-    assert judge(seen) == []
+    violations = [f"{one.kind}: {one.detail}" for one in judge(seen)]
+    assert not violations, "\n".join(violations)
 
 
 def _succeeded(there: SlurmSite) -> int:
