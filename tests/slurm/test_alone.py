@@ -67,7 +67,7 @@ def test_a_user_runs_a_gang(tmp_path: Path) -> None:
                 up = "mizzen is up" if len(servers) == 1 else "listen"
                 wait_until(lambda: up in said.read_text(), f"{command}: {said}", 200)  # noqa: B023
             said_last = done(use)
-                print(f"{time.monotonic() - began_s:.0f} s for all steps but the installation")
+            print(f"{time.monotonic() - began_s:.0f} s for all steps but the installation")
             assert len(re.findall(rf"{os.uname().nodename}", said_last)) >= 2
             assert len(slurm.jobs()) >= 1
         finally:
