@@ -139,6 +139,12 @@ class SlurmCluster:
         process.kill()
         process.wait()
 
+    def stop_controller(self) -> None:
+        """Ends slurmctld after it has saved its state. One that is killed forgets jobs of the last seconds."""
+        process = self._processes.pop("slurmctld")
+        process.terminate()
+        process.wait()
+
     def running_nodes(self) -> list[str]:
         """Returns the nodes whose slurmd runs."""
         return [name for name in self.nodes if name in self._processes]
