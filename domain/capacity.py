@@ -57,7 +57,7 @@ def with_pools(kinds: Sequence[str], pools: Iterable[str]) -> tuple[str, ...]:
 
 def kind_in_pool(kind: str) -> str:
     """Returns the capacity kind that a value of `pooled` replaces; other values unchanged."""
-    return kind.rpartition(":")[2] if kind.startswith(_POOL) else kind
+    return kind.split(":", 2)[2] if kind.startswith(_POOL) else kind
 
 
 NANO_USD = 1_000_000_000
