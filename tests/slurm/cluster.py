@@ -28,6 +28,8 @@ def missing() -> str | None:
     return None if os.geteuid() == 0 else "slurmd needs root"
 
 
+OTHERS = "urgent"
+"""The name of jobs that tests submit and that are no pilots."""
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _CONF = """
 ClusterName=test
@@ -169,11 +171,12 @@ class SlurmCluster:
         return dict(line.split() for line in lines)  # type: ignore[misc]
 
     def jobs(self) -> dict[str, list[str]]:
-        """Returns the ids of the jobs that have not ended, by name."""
+        """Returns the ids of the jobs that have not ended and are none of `OTHERS`, by name."""
         out: dict[str, list[str]] = {}
         for line in self.command("squeue", "-h", "-o", "%j %i").splitlines():
             name, job = line.split()
-            out.setdefault(name, []).append(job)
+            if name != OTHERS:
+                out.setdefault(name, []).append(job)
         return out
 
     def until(self, holds: object, what: str, timeout_s: float = 60.0) -> None:

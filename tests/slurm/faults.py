@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.chaos.faults import BLACKOUT_S, Faults, now_s
 from tests.chaos.observed import Observed
 from tests.chaos.schedule import Fault
-from tests.slurm.cluster import SlurmCluster
+from tests.slurm.cluster import OTHERS, SlurmCluster
 from tests.stack.harness import Up
 
 KINDS = ("agent", "pilot", "scancel", "drain", "down", "preempt", "slurmctld", "mizzen")
@@ -157,7 +157,7 @@ class SlurmFaults:
             return False
         self._slurm.command(
             "sbatch", "--partition=urgent", "--nodes=1", "--exclusive", "--time=1", "--chdir=/", "--output=/dev/null",
-            "--job-name=urgent", "--wrap=sleep 2",
+            f"--job-name={OTHERS}", "--wrap=sleep 2",
         )  # fmt: skip
         return True
 
