@@ -60,6 +60,10 @@ class RegionColumns:
         self._choices: dict[tuple[object, ...], Choices] = {}
         self._choices_of = -1
         """Value of `hardware` for which `_choices` is valid."""
+        self._pooled: list[tuple[Terms, int]] = []
+        """The terms and GPU type numbers of open machines in pools that only some tenants may use."""
+        self._pooled_of = -1
+        """Value of `hardware` for which `_pooled` is valid."""
         self._arrived: dict[str, MachineState] = {}
         """Machines without a row at the right position; the next refresh rebuilds the layout."""
         self._lay_out((), ())
@@ -342,13 +346,18 @@ class RegionColumns:
 
     def other_pools(self, job: JobRequest) -> list[str]:
         """Returns the pools with machines of a kind that the job accepts, which only other tenants may use."""
+        if self._pooled_of != self.hardware:
+            self._pooled_of = self.hardware
+            has_pools = any(terms.pool for terms in self._layout.terms.values())
+            self._pooled = [(terms, number) for terms, number in self._open_kinds() if terms.pool] if has_pools else []
+        if not self._pooled:
+            return []
         types = set(self.type_numbers(job).tolist())
         return sorted(
             {
                 terms.pool
-                for terms, gpu_type in self._open_kinds()
-                if terms.pool
-                and (not job.gpus_per_task or gpu_type in types)
+                for terms, gpu_type in self._pooled
+                if (not job.gpus_per_task or gpu_type in types)
                 and terms.capacity not in job.capacity
                 and kind_in_pool(terms.capacity) in job.capacity
             }
