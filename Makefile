@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean damaged-trees
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances chaos-slurm properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean damaged-trees
 
 setup: $(VENV)/.ready
 
@@ -114,7 +114,7 @@ test-isolation: setup
 # Pilot jobs on a real Slurm cluster on loopback: Debian's packages slurm-wlm and munge, as root.
 test-slurm: setup $(VENV)/.compiled
 	@command -v sbatch >/dev/null || { echo "make test-slurm needs Slurm (Debian: apt-get install slurm-wlm munge)" >&2; exit 1; }
-	@$(BIN)/python -m pytest -n 0 -m slurm tests/slurm tests/capacity/test_conformance.py $(ARGS)
+	@$(BIN)/python -m pytest -n 0 -m "slurm and not chaos" tests/slurm tests/capacity/test_conformance.py $(ARGS)
 
 # Pods on a real API server, scheduler and controller manager on loopback, as root. The first run builds them from Debian
 # 12's source package, which takes about 8 minutes of CPU time, into MIZZEN_KUBERNETES (~/.cache/mizzen-kubernetes).
@@ -179,6 +179,11 @@ damaged-trees: setup
 # provider, about twenty minutes.
 chaos-instances: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -s tests/capacity/test_kills.py $(ARGS)
+
+# Pilots on a real Slurm cluster while agents, pilots, nodes, slurmctld and mizzen's processes are killed, 200 times each
+# (MIZZEN_CHAOS_ROUNDS=1 for 20 times), and slurmctld is away for five minutes; some hours, as root.
+chaos-slurm: setup $(VENV)/.compiled
+	@MIZZEN_CHAOS_ROUNDS=$${MIZZEN_CHAOS_ROUNDS:-10} $(BIN)/python -m pytest -s -n 0 tests/slurm/test_kills.py $(ARGS)
 
 # The property tests with all of their examples, and reservations on a hundred random queues instead of three.
 properties: setup $(VENV)/.compiled

@@ -41,6 +41,8 @@ class Pool:
     """A machine that waits for the other machines of its workload is ended after it has been idle for this long."""
     buffer: int = 0
     """The number of idle machines that a growing pool keeps ready for new workloads."""
+    tenants: frozenset[str] = frozenset()
+    """The tenants whose workloads are the only ones on its machines; empty: those of any tenant."""
 
     @property
     def key(self) -> PoolKey:
@@ -51,6 +53,10 @@ class Pool:
     def most(self) -> int:
         """The maximum number of machines."""
         return self.size if self.max_size is None else self.max_size
+
+    def serves(self, tenant: str) -> bool:
+        """Returns whether workloads of a tenant may run on its machines."""
+        return not self.tenants or tenant in self.tenants
 
     def takes(self, offer: Offer) -> bool:
         """Returns whether the pool may use an offer."""

@@ -66,6 +66,8 @@ class FoundMachine:
     """When the provider expects to start a machine that waits, in seconds since the epoch; None: unknown."""
     ends_at_s: float | None = None
     """When the provider will end the machine, in seconds since the epoch; None: unknown. It may change."""
+    ends_because: str | None = None
+    """Why it ends then, in words; None: its allocation ends."""
     leaves: str | None = None
     """Why the provider wants the machine to be left although it still runs; None: it does not."""
     ended: str | None = None

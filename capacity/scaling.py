@@ -26,6 +26,8 @@ class Shortage:
     jobs: tuple[JobRequest, ...]
     regions: frozenset[str]
     """The regions in which only machines are missing."""
+    tenant: str = ""
+    """Empty: unknown."""
 
 
 Claims = Mapping[str, tuple[int, ...]]
@@ -72,10 +74,10 @@ def grow(
     """Returns the machines to launch for waiting workloads, served in queue order.
 
     First, a workload whose claimed machines of the previous round still exist keeps them, even while their provider
-    does not answer. Every other workload gets all that it needs from one pool, or nothing: within the pool's maximum
-    size, and from offers that both the pool and the workload's document allow. For each job, the offer with the lowest
-    additional cost of launches in US dollars an hour is chosen, then the one with the lowest cost of all machines used.
-    Pools are chosen by the same criteria.
+    does not answer. Every other workload gets all that it needs from one pool that serves its tenant, or nothing:
+    within the pool's maximum size, and from offers that both the pool and the workload's document allow. For each job,
+    the offer with the lowest additional cost of launches in US dollars an hour is chosen, then the one with the lowest
+    cost of all machines used. Pools are chosen by the same criteria.
 
     Args:
         pools: all pools, whether they may grow or not.
@@ -87,14 +89,14 @@ def grow(
     """
     stock = _Stock(idle)
     left = {key: max(0, pool.most - had.get(key, 0)) for key, pool in pools.items()}
-    taken = [(key, [offer for offer in offers if pool.takes(offer)]) for key, pool in sorted(pools.items())]
+    taken = [(pool, [offer for offer in offers if pool.takes(offer)]) for _, pool in sorted(pools.items())]
     waiting = [one for one in shortages if not stock.keep(one)]
     while waiting:  # Claims that are served later can make room for an earlier workload, such as by a launch.
         unserved = []
-        in_vain = set[tuple[tuple[JobRequest, ...], frozenset[str]]]()
+        in_vain = set[tuple[tuple[JobRequest, ...], frozenset[str], str]]()
         """Demands that could not be served. They are tried again only after a new launch, which adds room."""
         for shortage in waiting:
-            asked = shortage.jobs, shortage.regions
+            asked = shortage.jobs, shortage.regions, shortage.tenant
             best = None if asked in in_vain else _cheapest(shortage, stock, taken, refused, left)
             if best is None:
                 in_vain.add(asked)
@@ -211,15 +213,15 @@ class _Served:
 def _cheapest(
     shortage: Shortage,
     stock: _Stock,
-    pools: Iterable[tuple[PoolKey, Sequence[Offer]]],
+    pools: Iterable[tuple[Pool, Sequence[Offer]]],
     refused: Collection[OfferKey],
     left: Mapping[PoolKey, int],
 ) -> _Served | None:
     """Serves a workload from the cheapest pool; None: no pool can. `left` limits the launches of each pool."""
     found = (
-        _serve(key, shortage.jobs, stock, offers, refused, left[key])
-        for key, offers in pools
-        if key[0] in shortage.regions
+        _serve(pool.key, shortage.jobs, stock, offers, refused, left[pool.key])
+        for pool, offers in pools
+        if pool.region in shortage.regions and pool.serves(shortage.tenant)
     )
     able = [served for served in found if served is not None]
     return min(able, key=lambda served: (served.launch_usd_per_h, served.usd_per_h, served.pool), default=None)

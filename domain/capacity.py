@@ -1,5 +1,6 @@
 """Capacity kinds of machines, and prices per hour."""
 
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 
@@ -35,6 +36,28 @@ def dedicated(cluster: str) -> str:
 def own_of(tenant: str) -> str:
     """Returns the value that replaces the capacity kind in bids for a cluster that only one tenant may use."""
     return f"tenant:{tenant}"
+
+
+_POOL = "pool:"
+
+
+def pooled(pool: str, kind: str) -> str:
+    """Returns the value that replaces a capacity kind in bids for machines of a pool that only some tenants may use.
+
+    `pool` is `region/name`. The workloads of these tenants accept the value where they accept the kind (`with_pools`).
+    """
+    return f"{_POOL}{pool}:{kind}"
+
+
+def with_pools(kinds: Sequence[str], pools: Iterable[str]) -> tuple[str, ...]:
+    """Returns the capacity kinds that a workload accepts whose tenant may use `pools`, before others of each kind."""
+    pools = tuple(pools)
+    return tuple(one for kind in kinds for one in (*(pooled(pool, kind) for pool in pools), kind))
+
+
+def kind_in_pool(kind: str) -> str:
+    """Returns the capacity kind that a value of `pooled` replaces; other values unchanged."""
+    return kind.split(":", 2)[2] if kind.startswith(_POOL) else kind
 
 
 NANO_USD = 1_000_000_000

@@ -37,6 +37,7 @@ class ReasonCode(StrEnum):
     NO_STORAGE = "no_storage"
     INSUFFICIENT_CAPACITY = "insufficient_capacity"
     MACHINES_AVOIDED = "machines_avoided"
+    IN_OTHER_POOLS = "in_other_pools"
     ISOLATION_TOO_WEAK = "isolation_too_weak"
     NO_CONTAINER_ENGINE = "no_container_engine"
     SPREAD_REQUIRED = "spread_required"
@@ -88,6 +89,7 @@ class ReasonCode(StrEnum):
     OUTPUTS_NOT_STORED = "outputs_not_stored"
     # Why a machine is cordoned.
     CORDONED_BY_OPERATOR = "cordoned_by_operator"
+    MOVES_POOL = "moves_pool"
     KEEPS_FAILING_GANGS = "keeps_failing_gangs"
     KEY_NOT_TRUSTED = "key_not_trusted"
     CLAIMS_TOO_MUCH = "claims_too_much"
@@ -168,6 +170,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "it is not placed on {machines}{until:? until {until}}: it failed or did not start there, and no other"
         " machine has confirmed that this is its own fault"
     ),
+    ReasonCode.IN_OTHER_POOLS: "only tenants of {pools} may use the machines of these pools in region {region}",
     ReasonCode.ISOLATION_TOO_WEAK: (
         "it is not placed on {machines} in region {region}: their isolation of tasks is weaker than its document or its"
         " tenant requires"
@@ -219,7 +222,8 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.EVICTED: "evicted by {evictor} (rank {evictor_rank} against {rank})",
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
-    ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained",
+    ReasonCode.MOVES_POOL: "it moves to pool {pool} when no workload is left on it that the pool does not serve",
+    ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained{pool:?, because it moves to pool {pool}}",
     ReasonCode.MACHINE_LOST: "machine {machine} stopped answering{words:?: {words}}",
     ReasonCode.PLATFORM_NOTICE: "{platform} reclaims machine {machine} ({notice}): {words}",
     ReasonCode.LAUNCH_FAILED: "tasks could not be started on {machine}: {error}",

@@ -204,6 +204,13 @@ class MachineState:
     """How often the owner of a machine of the cluster takes it back without notice."""
     zone: str = ""
     """The zone of the cluster; empty: unknown."""
+    pool: str = ""
+    """Its pool, if only some tenants may use it; `capacity` then says which pool. Empty: any tenant."""
+
+    @property
+    def dynamic_cluster(self) -> str:
+        """The name of the machines that a job may use together: those of one cluster that the same tenants may use."""
+        return f"{self.cluster}@{self.pool}" if self.pool else self.cluster
 
 
 @dataclass(frozen=True)

@@ -36,5 +36,7 @@ class Intent:
 
     def may_get(self, type_: PooledType) -> bool:
         """Returns whether the pool may get machines of a type. Machines that it has already may stay in any case."""
+        if type_.launched_for:
+            return type_.launched_for == self.pool
         cheap = self.max_usd_per_h is None or type_.usd_per_h <= self.max_usd_per_h
         return cheap and (not self.kinds or type_.capacity in self.kinds)

@@ -200,7 +200,7 @@ def _program(cells: Supply, intents: Sequence[Intent], resource: str, prices: Ch
             most = cell.present + cell.offered if intent.may_get(type_) else cell.held(intent.pool)
             if not most or not (intent.needs(resource) or cell.held(intent.pool)):
                 continue
-            count = model.add_integer_variable(lb=0, ub=most)
+            count = model.add_integer_variable(lb=cell.held(intent.pool) if type_.launched_for else 0, ub=most)
             program.counts[key, intent.pool] = count
             units[intent.pool, domain].append(type_.units * count)
             here.append(count)

@@ -21,6 +21,8 @@ class PooledType:
     """The price of one machine."""
     capacity: str = "reserved"
     """The capacity kind."""
+    launched_for: str = NO_POOL
+    """The pool for which a provider launched them, which keeps them; empty: they may be moved."""
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
             Reason(ReasonCode.NO_HARDWARE, {"region": snapshot.region, "job": job.name, "needs": needs(job, there)})
             for job in lacking
         ]
-        return Bid(request.workload, snapshot.region, None, tuple(reasons))
+        return Bid(request.workload, snapshot.region, None, (*reasons, *_in_other_pools(snapshot, lacking[0])))
 
     allowed = [
         w
@@ -138,7 +138,8 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
                     options.append(PlacementOption(job, place, spread, tuple(chosen)))
         if not options:
             until_s = _protected_until_s(snapshot, request)
-            why = (_no_room(snapshot, request, job, free, candidates, allowed, until_s), *later)
+            no_room = _no_room(snapshot, request, job, free, candidates, allowed, until_s)
+            why = (no_room, *_in_other_pools(snapshot, job), *later)
             return Bid(request.workload, snapshot.region, None, why, retry_at_s=min(until_s, again_s))
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = take(release(free, best.victims), job, best.spread)
@@ -146,6 +147,19 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
         choices.append(best)
 
     return _without_unneeded(snapshot, choices, victims)
+
+
+def _in_other_pools(snapshot: RegionSnapshot, job: JobRequest) -> list[Reason]:
+    """Returns a reason that names the pools whose machines the job could use if they were not for other tenants."""
+    pools = {
+        m.pool
+        for m in snapshot.machines
+        if m.pool
+        and m.capacity not in job.capacity
+        and m.capacity.split(":")[-1] in job.capacity
+        and (job.gpus_per_task == 0 or m.gpu_type in job.gpu_types)
+    }
+    return [Reason(ReasonCode.IN_OTHER_POOLS, {"region": snapshot.region, "pools": sorted(pools)})] if pools else []
 
 
 def _sparing(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRequest:
@@ -260,7 +274,7 @@ def _without_unneeded(
 
 
 def _clusters(snapshot: RegionSnapshot, choice: PlacementOption) -> str:
-    return choice.place.cluster or "+".join(sorted({m.cluster for m in snapshot.machines if m.id in choice.spread}))
+    return "+".join(sorted({m.cluster for m in snapshot.machines if m.id in choice.spread}))
 
 
 def _plan(

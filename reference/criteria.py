@@ -63,7 +63,7 @@ def criteria(snapshot: RegionSnapshot, option: PlacementOption) -> tuple[object,
 
 
 def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
-    cluster_of = {m.id: m.cluster for m in snapshot.machines}
+    cluster_of = {m.id: m.dynamic_cluster for m in snapshot.machines}
 
     def age(workload: RunningWorkload) -> float:
         assert workload.last_checkpoint_at_s is not None

@@ -52,8 +52,8 @@ def cluster_targets(snapshot: RegionSnapshot, job: JobRequest) -> list[Placement
     """Returns the options within one cluster: each cluster with each GPU type of the job."""
     places = []
     allowed = _allowed(snapshot, job)
-    for cluster in sorted({m.cluster for m in allowed}):
-        machines = tuple(m for m in allowed if m.cluster == cluster)
+    for cluster in sorted({m.dynamic_cluster for m in allowed}):
+        machines = tuple(m for m in allowed if m.dynamic_cluster == cluster)
         if job.gpus_per_task == 0:
             places.append(
                 PlacementTarget(cluster, None, 0, (tuple(m for m in machines if m.gpu_type is None), machines))

@@ -126,4 +126,5 @@ def _placement(region: RegionColumns, plan: JobPlan) -> JobPlacement:
     machines = tuple((ids[row], tasks) for row, tasks in zip(plan.rows.tolist(), plan.tasks.tolist(), strict=True))
     gpu_type = plan.job.gpu_types[plan.preference] if plan.job.gpus_per_task else None
     numbers = region.clusters_of(plan.rows) if plan.cluster == SEVERAL else [plan.cluster]
-    return JobPlacement(plan.job.name, "+".join(region.clusters[number] for number in numbers), gpu_type, machines)
+    names = sorted({region.terms(number, None)[0].cluster for number in numbers})
+    return JobPlacement(plan.job.name, "+".join(names), gpu_type, machines)

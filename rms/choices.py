@@ -47,7 +47,7 @@ def choices(layout: Layout, region: str, job: JobRequest, types: I4) -> Choices:
                     job.cpus_milli_per_task,
                     terms.core_usd_per_h,
                 )
-                kind, move = job.capacity.index(terms.capacity), job.move_to(region, of)
+                kind, move = job.capacity.index(terms.capacity), job.move_to(region, terms.cluster)
                 key: tuple[int, ...] = preference, kind, *move, terms.nano_departures_per_h, price
                 classes.setdefault(key, []).append(cluster)
     ordered = sorted(classes)

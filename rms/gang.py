@@ -314,7 +314,7 @@ class Planner:
             terms, gpu_usd_per_h = self.region.terms(one, gpu_type)
             here = tasks.sum() if cluster != SEVERAL else tasks[self.region.machines_of(one, rows)].sum()
             place = max(place, job.capacity.index(terms.capacity))
-            elsewhere, score_us = job.move_to(self.region.name, self.region.clusters[one])
+            elsewhere, score_us = job.move_to(self.region.name, terms.cluster)
             away, move_us = max(away, elsewhere), max(move_us, score_us)
             departures += int(here) * terms.nano_departures_per_h
             price += int(here) * nano_usd_per_h(

@@ -90,12 +90,16 @@ def shift_rows(machines: Machines, rows: I8, amounts: I8, sign: int) -> None:
 
 
 class Terms(NamedTuple):
-    """Attributes that all machines of a cluster share."""
+    """Attributes that all machines of a dynamic cluster share."""
 
     capacity: str
     core_usd_per_h: float
     departures_per_h: float
     zone: str
+    cluster: str
+    """The cluster that they belong to."""
+    pool: str
+    """Their pool, if only some tenants may use it; else empty."""
 
     @property
     def nano_departures_per_h(self) -> int:
@@ -104,8 +108,11 @@ class Terms(NamedTuple):
 
     @classmethod
     def of(cls, machine: MachineState) -> "Terms":
-        """Returns the terms of the cluster of a machine."""
-        return cls(machine.capacity, machine.core_usd_per_h, machine.departures_per_h, machine.zone)
+        """Returns the terms of the dynamic cluster of a machine."""
+        return cls(
+            machine.capacity, machine.core_usd_per_h, machine.departures_per_h, machine.zone, machine.cluster,
+            machine.pool,
+        )  # fmt: skip
 
 
 class MachinePlace(NamedTuple):
@@ -126,19 +133,20 @@ class MachinePlace(NamedTuple):
 class Layout:
     """Maps machines to rows, and numbers to names.
 
-    A new layout is built when a machine is added, or when its cluster, GPU type or rack changes.
+    `clusters` are dynamic clusters: a cluster's machines in each pool that only some tenants may use are one, and its
+    other machines are one. A new layout is built when a machine is added, or when its cluster, pool, GPU type or rack
+    changes.
     """
 
     def __init__(self, machines: Iterable[MachineState]) -> None:
         listed = sorted(machines, key=lambda m: (*sort_key(m), m.id))
         self.ids = [m.id for m in listed]
         self.row_of = {id_: row for row, id_ in enumerate(self.ids)}
-        self.clusters = sorted({m.cluster for m in listed})
+        self.clusters = sorted({m.dynamic_cluster for m in listed})
         self.types = {t: number for number, t in enumerate(sorted({m.gpu_type for m in listed if m.gpu_type}))}
         self._racks = sorted({(m.cluster, m.rack) for m in listed})
-        self.terms = {m.cluster: Terms.of(m) for m in listed}
-        """Terms by cluster name."""
-        self.gpu_usd_per_h = {(m.cluster, m.gpu_type): m.gpu_usd_per_h for m in listed}
+        self.terms = {m.dynamic_cluster: Terms.of(m) for m in listed}
+        self.gpu_usd_per_h = {(m.dynamic_cluster, m.gpu_type): m.gpu_usd_per_h for m in listed}
         self._type_names = list(self.types)
         self.machines = self._columns(listed)
 
@@ -157,17 +165,18 @@ class Layout:
         free_gpus, free_cpus_milli, free_memory_bytes = columns.free[:, row].tolist()
         gpus, cpus_milli, memory_bytes = columns.total[:, row].tolist()
         name = None if gpu_type == NO_TYPE else self._type_names[gpu_type]
-        terms = self.terms[cluster]
+        among = self.clusters[self.cluster(row)]
+        terms = self.terms[among]
         return MachineState(
             self.ids[row], cluster, rack, name, gpus, free_gpus, free_cpus_milli, free_memory_bytes, cpus_milli,
-            memory_bytes, terms.capacity, self.gpu_usd_per_h[cluster, name], terms.core_usd_per_h,
-            terms.departures_per_h, terms.zone,
+            memory_bytes, terms.capacity, self.gpu_usd_per_h[among, name], terms.core_usd_per_h,
+            terms.departures_per_h, terms.zone, terms.pool,
         )  # fmt: skip
 
     def place(self, row: int) -> MachinePlace:
         """Returns where the machine in a row is."""
         cluster, rack = self._racks[self.machines.rack[row]]
-        return MachinePlace(self.ids[row], cluster, rack, self.terms[cluster].zone)
+        return MachinePlace(self.ids[row], cluster, rack, self.terms[self.clusters[self.cluster(row)]].zone)
 
     def rows_at(self, level: SpreadLevel, name: tuple[str, ...]) -> I8:
         """Returns the rows of the machines in the place with this name (`MachinePlace.at`)."""
@@ -179,7 +188,8 @@ class Layout:
             number = bisect_left(self._racks, (cluster, rack))
             there = self._racks[number : number + 1] == [name]
             return np.flatnonzero(columns.rack == number) if there else np.array([], np.int64)
-        names = [one if level is SpreadLevel.CLUSTER else self.terms[one].zone for one in self.clusters]
+        terms = [self.terms[one] for one in self.clusters]
+        names = [one.cluster if level is SpreadLevel.CLUSTER else one.zone for one in terms]
         numbers = [number for number, one in enumerate(names) if one == name[0]]
         return np.flatnonzero(np.isin(columns.kind_cluster[columns.kind], numbers))
 
@@ -196,9 +206,10 @@ class Layout:
         if other:
             self.machines.total[:, row] = total
         if machine is not None:
-            priced = (machine.cluster, machine.gpu_type), machine.gpu_usd_per_h
-            other |= (self.terms[machine.cluster], self.gpu_usd_per_h[priced[0]]) != (Terms.of(machine), priced[1])
-            self.terms[machine.cluster], self.gpu_usd_per_h[priced[0]] = Terms.of(machine), priced[1]
+            among = machine.dynamic_cluster
+            priced = (among, machine.gpu_type), machine.gpu_usd_per_h
+            other |= (self.terms[among], self.gpu_usd_per_h[priced[0]]) != (Terms.of(machine), priced[1])
+            self.terms[among], self.gpu_usd_per_h[priced[0]] = Terms.of(machine), priced[1]
         was = self.machines.free[:, row].tolist()
         shift(self.machines, row, *(now - before for now, before in zip(free, was, strict=True)))
         return other
@@ -207,8 +218,8 @@ class Layout:
         kinds: list[tuple[str, str | None]] = []
         kind_at = []
         for row, m in enumerate(listed):
-            if not kinds or kinds[-1] != (m.cluster, m.gpu_type):
-                kinds.append((m.cluster, m.gpu_type))
+            if not kinds or kinds[-1] != (m.dynamic_cluster, m.gpu_type):
+                kinds.append((m.dynamic_cluster, m.gpu_type))
                 kind_at.append(row)
         racks = {rack: number for number, rack in enumerate(self._racks)}
         clusters = {cluster: number for number, cluster in enumerate(self.clusters)}
@@ -235,8 +246,8 @@ class Layout:
 
 
 def sort_key(machine: MachineState) -> tuple[str, bool, str, str]:
-    """Returns the sort key of a machine's row: cluster, machines without GPUs first, GPU type, rack."""
-    return machine.cluster, machine.gpu_type is not None, machine.gpu_type or "", machine.rack
+    """Returns the sort key of a machine's row: dynamic cluster, machines without GPUs first, GPU type, rack."""
+    return machine.dynamic_cluster, machine.gpu_type is not None, machine.gpu_type or "", machine.rack
 
 
 def _table(rows: Iterable[tuple[int, int, int]]) -> I8:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Sequence
 from math import inf
 
-from domain.capacity import OWN, USUAL, own_of
+from domain.capacity import OWN, USUAL, kind_in_pool, own_of
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import JobRequest, PlacementRequest
 from rms.arrays import B1
@@ -27,8 +27,9 @@ def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
         parts.append("1 CPU" if job.cpus_milli_per_task == 1000 else f"{job.cpus_milli_per_task / 1000:g} CPUs")
     if job.memory_bytes_per_task:
         parts.append(f"{job.memory_bytes_per_task / 2**30:g} GiB of memory")
-    if job.capacity != USUAL or not set(job.capacity) & set(there):
-        kinds = (OWN if kind.startswith(own_of("")) else kind for kind in job.capacity)
+    accepted = tuple(dict.fromkeys(map(kind_in_pool, job.capacity)))
+    if accepted != USUAL or not set(job.capacity) & set(there):
+        kinds = (OWN if kind.startswith(own_of("")) else kind for kind in accepted)
         parts.append(f"on {' or '.join(kinds).replace('_', ' ')} machines")
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
 
@@ -40,10 +41,17 @@ def no_hardware(planner: Planner, request: PlacementRequest) -> tuple[Reason, ..
         return ()
     region = planner.region
     there = region.capacity_kinds() or USUAL
-    return tuple(
+    reasons = tuple(
         Reason(ReasonCode.NO_HARDWARE, {"region": region.name, "job": job.name, "needs": needs(job, there)})
         for job in lacking
     )
+    return *reasons, *in_other_pools(region, lacking[0])
+
+
+def in_other_pools(region: RegionColumns, job: JobRequest) -> tuple[Reason, ...]:
+    """Returns a reason that names the pools whose machines the job could use if they were not for other tenants."""
+    pools = region.other_pools(job)
+    return (Reason(ReasonCode.IN_OTHER_POOLS, {"region": region.name, "pools": pools}),) if pools else ()
 
 
 def refusal(
@@ -77,7 +85,8 @@ def refusal(
     if request.spares:
         detail["own"] = len(request.spares)
     also, again_s = waits(request, region)
-    return (Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail), *also), min(retry_at_s, again_s)
+    others = in_other_pools(region, job)
+    return (Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail), *others, *also), min(retry_at_s, again_s)
 
 
 def waits(request: PlacementRequest, region: RegionColumns) -> tuple[Sequence[Reason], float]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from domain.capacity import kind_in_pool
 from domain.priority import OVER_QUOTA_RANK, over_quota_rank
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
 from domain.spread import SpreadLevel
@@ -59,6 +60,10 @@ class RegionColumns:
         self._choices: dict[tuple[object, ...], Choices] = {}
         self._choices_of = -1
         """Value of `hardware` for which `_choices` is valid."""
+        self._pooled: list[tuple[Terms, int]] = []
+        """The terms and GPU type numbers of open machines in pools that only some tenants may use."""
+        self._pooled_of = -1
+        """Value of `hardware` for which `_pooled` is valid."""
         self._arrived: dict[str, MachineState] = {}
         """Machines without a row at the right position; the next refresh rebuilds the layout."""
         self._lay_out((), ())
@@ -337,9 +342,33 @@ class RegionColumns:
 
     def capacity_kinds(self) -> set[str]:
         """Returns the capacity kinds of the machines that can be scheduled now."""
+        return {terms.capacity for terms, _ in self._open_kinds()}
+
+    def other_pools(self, job: JobRequest) -> list[str]:
+        """Returns the pools with machines of a kind that the job accepts, which only other tenants may use."""
+        if self._pooled_of != self.hardware:
+            self._pooled_of = self.hardware
+            has_pools = any(terms.pool for terms in self._layout.terms.values())
+            self._pooled = [(terms, number) for terms, number in self._open_kinds() if terms.pool] if has_pools else []
+        if not self._pooled:
+            return []
+        types = set(self.type_numbers(job).tolist())
+        return sorted(
+            {
+                terms.pool
+                for terms, gpu_type in self._pooled
+                if (not job.gpus_per_task or gpu_type in types)
+                and terms.capacity not in job.capacity
+                and kind_in_pool(terms.capacity) in job.capacity
+            }
+        )
+
+    def _open_kinds(self) -> list[tuple[Terms, int]]:
+        """Returns the terms and GPU type numbers of the machines that can be scheduled now."""
         columns, layout = self.machines, self._layout
         if not len(layout):
-            return set()
+            return []
         # The rows of machines that cannot be scheduled contain zeros, and every machine has a core.
         there = np.add.reduceat(columns.total[CPUS_MILLI], columns.kind_at[:-1]) > 0
-        return {layout.terms[layout.clusters[of]].capacity for of in columns.kind_cluster[there]}
+        found = zip(columns.kind_cluster[there].tolist(), columns.kind_type[there].tolist(), strict=True)
+        return [(layout.terms[layout.clusters[of]], gpu_type) for of, gpu_type in found]

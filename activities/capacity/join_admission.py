@@ -80,6 +80,12 @@ def ending(session: Session, machine: str) -> dict[str, Any] | None:
     )
 
 
+def pool_of(session: Session, machine: str) -> str:
+    """Returns the pool for which a machine was launched; empty: it was not launched for a pool."""
+    launched = InstanceRow.machine == machine, InstanceRow.gone_at.is_(None), InstanceRow.workload.is_(None)
+    return session.scalar(select(InstanceRow.pool).where(*launched)) or ""
+
+
 def notify_instance(session: Session, machine: str) -> None:
     """Signals the workflow of the instance that belongs to a machine, if there is one, to read the ledger."""
     live = select(InstanceRow.id).where(InstanceRow.machine == machine, InstanceRow.gone_at.is_(None))

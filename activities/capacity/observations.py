@@ -30,7 +30,8 @@ def observe(engine: Engine, settings: CapacitySettings, provider: Provider, foun
 
     - A machine that waits at the provider has the reason `pending_at_provider`, with the expected start.
     - From the start of a machine on, the time until its agent registers is limited (`capacity.join_s`).
-    - A machine gets no new work from `no_work_s` before its end on, and its tasks get notice `leave_s` before it.
+    - A machine gets no new work from `no_work_s` before its end on, and its tasks get notice `leave_s` before it; at
+      once, if the end is not that of its allocation.
     - A machine is drained if its provider announces that it takes the machine back.
     """
     by_id = {machine.native_id: machine for machine in found if machine.ended is None}
@@ -97,8 +98,9 @@ def _near_end(session: Session, settings: CapacitySettings, machine: str, provid
         said_s = row.notice["detail"].get("ends_at_s")
         if ends_at_s is None or (said_s is not None and said_s <= ends_at_s + _SKEW_S):
             return
-    if ends_at_s is not None and left_s <= settings.leave_s:
-        kind, words = ("walltime", "the end of its allocation") if found.leaves is None else ("preempt", found.leaves)
+    because = found.leaves or found.ends_because
+    if ends_at_s is not None and (left_s <= settings.leave_s or found.ends_because is not None):
+        kind, words = ("walltime", "the end of its allocation") if because is None else ("preempt", because)
         notice = NoticeReport(provider, kind, True, time.time(), ends_at_s, words)
         give_notice(session, row, Reason(ReasonCode.PLATFORM_NOTICE, {"machine": row.id, **notice.numbers()}))
     elif row.notice is not None:

@@ -141,7 +141,7 @@ def _pool(row: PoolRow, hold_s: float) -> Pool:
     return Pool(
         row.region, row.name, row.size, tuple(row.providers), tuple(row.zones),
         tuple(CapacityKind(kind) for kind in row.kinds), tuple(row.machine_types), row.max_usd_per_h,
-        row.max_size, row.idle_s, hold_s, row.buffer,
+        row.max_size, row.idle_s, hold_s, row.buffer, frozenset(row.tenants),
     )  # fmt: skip
 
 
@@ -172,6 +172,7 @@ _FOR_WANT_OF_MACHINES = {
     ReasonCode.INSUFFICIENT_CAPACITY.value,
     ReasonCode.NO_HARDWARE.value,
     ReasonCode.REFUSED_LIKE.value,
+    ReasonCode.IN_OTHER_POOLS.value,
 }
 
 
@@ -184,7 +185,7 @@ def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shor
     """
     newest = queue.load(session)
     rows = session.execute(
-        select(Workload.id, Workload.ask, Waiting.reasons, _WINDOW)
+        select(Workload.id, Workload.tenant, Workload.ask, Waiting.reasons, _WINDOW)
         .join(Waiting, Waiting.workload == Workload.id)
         .where(Workload.phase.in_(sorted(QUEUED_PHASES)), Workload.finished_at.is_(None), Workload.held_by.is_(None))
     ).all()
@@ -198,7 +199,7 @@ def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shor
         if regions and row.ask is not None:
             jobs = demand_of(row.ask).jobs
             ids = [row.id] if row.window is None else [one.id for one in read_window(row.id, row.window).waiting]
-            out += [Shortage(id_, jobs, regions) for id_ in ids]
+            out += [Shortage(id_, jobs, regions, row.tenant) for id_ in ids]
     return out[:MOST_SHORTAGES]
 
 

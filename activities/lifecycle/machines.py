@@ -30,7 +30,7 @@ from infra.db.session import transaction
 _WORKLOAD_NOTICE = "workload.notice"
 _SHOWN = 200
 """Longer texts of agents are cut."""
-_MAY_END = (ReasonCode.PLATFORM_NOTICE, ReasonCode.ENDS_SOON, ReasonCode.KEEPS_FAILING_GANGS)
+_MAY_END = (ReasonCode.PLATFORM_NOTICE, ReasonCode.ENDS_SOON, ReasonCode.KEEPS_FAILING_GANGS, ReasonCode.MOVES_POOL)
 _MOST_NOTICES = 8
 """Maximum number of notices about which one attempt gets messages."""
 
@@ -81,6 +81,7 @@ class MachineActivities:
                     id=hello.machine, state="joining", held=0, promised=0, failed_gangs=0, gpus=0, cpus_milli=0,
                     free_cpus_milli=0, memory_bytes=0, free_memory_bytes=0, draining=False, withheld=0,
                     unfreed=0, word_at_s=0.0, taken=False, gpu_fault_at_s=0.0,
+                    pool=join_admission.pool_of(session, hello.machine),
                 )  # fmt: skip
                 session.add(row)
             row.region, row.cluster, row.rack, row.gpu_type = hello.region, hello.cluster, hello.rack, hello.gpu_type

@@ -16,6 +16,7 @@ from activities.scheduling.avoided_machines import NO_DOUBTS, NOTHING_AVOIDED, A
 from activities.scheduling.moves import LeftWorkload, moves_of
 from activities.scheduling.scan_result import ScannedWorkload, batch
 from activities.scheduling.scheduler_state import SchedulerState
+from domain.capacity import with_pools
 from domain.demand import WorkloadDemand, demand_of
 from domain.isolation import Isolation, strongest
 from domain.phases import QUEUED_PHASES
@@ -42,6 +43,7 @@ _ASKS = text(
     " from workload as w join tenant as t on t.name = w.tenant"
     " where w.id = any(:ids) and w.phase = any(:phases) and w.finished_at is null and w.held_by is null"
 )
+_POOLS = text("select unnest(tenants), region || '/' || name from pool where tenants <> '{}' order by 2")
 _EVICTIONS = text("select victim, evictor from eviction where change = newest_outside_change()")
 
 
@@ -83,7 +85,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
         {workload: demand.max_runtime_s for workload, demand in demands.items()},
         machines,
     )
-    evictors, doubts = newest_evictors(session), doubted(session)
+    evictors, doubts, pools = newest_evictors(session), doubted(session), pools_of_tenants(session)
     replicas = ready_replicas(session, {t for demand in demands.values() for t in demand.tables})
     return [
         BidSubject(
@@ -97,6 +99,7 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
                 moving.get(e.workload),
                 avoided.get(e.row, NOTHING_AVOIDED),
                 doubts,
+                pools.get(tenants[e.row], ()),
             ),
             replicas,
             *said[e.row],
@@ -104,6 +107,14 @@ def asked(session: Session, queued: Sequence[ScannedWorkload]) -> list[BidSubjec
         for e in queued
         if e.row in demands
     ]
+
+
+def pools_of_tenants(session: Session) -> dict[str, list[str]]:
+    """Returns the pools, as `region/name`, that only some tenants may use, for each of these tenants."""
+    out: dict[str, list[str]] = defaultdict(list)
+    for tenant, pool in session.execute(_POOLS):
+        out[tenant].append(pool)
+    return out
 
 
 def placement_request(
@@ -114,17 +125,22 @@ def placement_request(
     moving: LeftWorkload | None = None,
     avoided: Avoided = NOTHING_AVOIDED,
     doubts: Doubted = NO_DOUBTS,
+    pools: Sequence[str] = (),
 ) -> PlacementRequest:
     """Returns the request of a queued workload to a region's RMS, with its rank and eligible GPU types from the scan.
 
     `immune` are the workloads that it may not evict, `moving` set if it has left owners' machines, `avoided` the
-    machines that it may not use, and `doubts` the machines that it uses only if no other machine has room.
+    machines that it may not use, `doubts` the machines that it uses only if no other machine has room, and `pools` the
+    pools that only its tenant and some others may use.
     """
     leaving = moving or LeftWorkload(_jobs(queued, demand), frozenset())
+    jobs = leaving.jobs
+    if pools:
+        jobs = tuple(replace(job, capacity=with_pools(job.capacity, pools)) for job in jobs)
     return PlacementRequest(
         queued.workload,
         queued.rank,
-        leaving.jobs,
+        jobs,
         immune,
         frozenset(queued.displaces),
         avoided.machines,

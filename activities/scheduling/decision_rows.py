@@ -11,7 +11,7 @@ from psycopg.abc import Params
 from psycopg.types.numeric import Int8BinaryLoader
 from sqlalchemy.orm import Session
 
-from domain.capacity import dedicated, own_of
+from domain.capacity import dedicated, own_of, pooled
 from domain.phases import QUEUED_PHASES
 from domain.scheduling import MachineState
 
@@ -112,13 +112,15 @@ class MachineRow(NamedTuple):
     """Mask of the slots that the machine's owner has taken back."""
     zone: str
     """The zone of its cluster; empty: unknown."""
+    pool: str
+    """Its pool, if only some tenants may use it; else empty."""
 
     def state(self) -> MachineState:
         """Returns the machine as decisions see it."""
         return MachineState(
             self.id, self.cluster, self.rack, self.gpu_type, self.gpus, self.free_gpus, self.free_cpus_milli,
             self.free_memory_bytes, self.cpus_milli, self.memory_bytes, self.capacity, self.gpu_usd_per_h,
-            self.core_usd_per_h, self.departures_per_h, self.zone,
+            self.core_usd_per_h, self.departures_per_h, self.zone, self.pool,
         )  # fmt: skip
 
 
@@ -168,15 +170,21 @@ _HOLDING = (
     "select l.workload, l.machine, bit_count((l.slots & ~m.withheld)::bit(64)), l.cpus_milli - l.awaited_cpus_milli,"
     " l.memory_bytes - l.awaited_memory_bytes from allocation as l join machine as m on m.id = l.machine"
 )
+_POOLED = pooled("|", "").split("|")
+"""The parts of `pooled` before and after the name of the pool."""
 _MACHINE = (
     "select m.id, m.region, m.cluster, m.rack, m.gpu_type, m.gpus, m.cpus_milli, m.memory_bytes,"
     " m.gpus - bit_count((m.held | m.withheld)::bit(64)), m.free_cpus_milli, m.free_memory_bytes, m.state = 'ready',"
     " m.state = 'ready' and m.cordon is null and not m.draining,"
     f" case when c.service is not null then '{dedicated('')}' || c.name"
-    f" when c.tenant is not null then '{own_of('')}' || c.tenant else c.capacity end,"
+    f" when c.tenant is not null then '{own_of('')}' || c.tenant"
+    f" when p.tenants <> '{{}}' then '{_POOLED[0]}' || p.region || '/' || p.name || '{_POOLED[1]}' || c.capacity"
+    " else c.capacity end,"
     " coalesce((c.prices ->> m.gpu_type)::float8, 0), coalesce((c.prices ->> 'cpu')::float8, 0), c.departures_per_h,"
-    " m.withheld, coalesce(c.zone, '')"
+    " m.withheld, coalesce(c.zone, ''),"
+    " case when p.tenants <> '{}' and c.service is null and c.tenant is null then p.name else '' end"
     " from machine as m join cluster as c on c.region = m.region and c.name = m.cluster"
+    " left join pool as p on p.region = m.region and p.name = m.pool"
 )
 _TYPES: dict[type, tuple[str, ...]] = {
     QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text", "text", "text"),
@@ -186,7 +194,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
     MachineRow: (
-        *("text",) * 5, *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3, "int8", "text",
+        *("text",) * 5, *("int8",) * 6, "bool", "bool", "text", *("float8",) * 3, "int8", "text", "text",
     ),
     TenantRow: ("text", "int8", "jsonb", "int8"),
     UseRow: ("text", "int8", "int8", "jsonb", "int8", "text"),

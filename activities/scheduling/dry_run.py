@@ -7,7 +7,7 @@ from sqlalchemy import Engine, text
 
 from activities.scheduling.avoided_machines import Avoided, doubted, weaker_machines, without_engine
 from activities.scheduling.award_batch import candidates, closed_to
-from activities.scheduling.bids import BidSubject, placement_request
+from activities.scheduling.bids import BidSubject, placement_request, pools_of_tenants
 from activities.scheduling.decision_rows import QueuedRow
 from activities.scheduling.queue_state import microseconds
 from activities.scheduling.scan_result import ScannedWorkload
@@ -44,7 +44,7 @@ def dry_run(
         ).scalar_one()
         demand = demand_of(written)
         replicas = ready_replicas(session, demand.tables)
-        doubts = doubted(session)
+        doubts, pools = doubted(session), pools_of_tenants(session).get(spec.tenant, ())
         tenant = session.get_one(Tenant, spec.tenant)
         level = max(tenant.level, spec.level or HIGHEST_LEVEL)
         required = strongest(demand.isolation, tenant.isolation)
@@ -64,7 +64,7 @@ def dry_run(
         asked = BidSubject(
             queued,
             demand,
-            placement_request(queued, demand, spec.tenant, avoided=avoided, doubts=doubts),
+            placement_request(queued, demand, spec.tenant, avoided=avoided, doubts=doubts, pools=pools),
             replicas,
             state.now_s,
             level,

@@ -67,6 +67,8 @@ class MachineView(View):
     state: str = Field(description="`joining`, `ready` or `lost`")
     cordon: ReasonView | None = Field(description="Why nothing new is placed here")
     draining: bool
+    pool: str = Field(description="Its pool; empty: none")
+    next_pool: str | None = Field(description="The pool that it moves to; null: it does not move")
     failed_gangs: int = Field(description="Number of consecutive workloads that lost tasks or failed to start here")
     isolation: str = Field(description="How tasks are separated: `none`, `user` or `sandbox`", examples=["sandbox"])
     isolation_why: str | None = Field(

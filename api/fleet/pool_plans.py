@@ -23,7 +23,7 @@ class PlannedPoolView(View):
     gpu_type: str
     size: int = Field(description="The intended number of GPUs")
     needed: int = Field(description="Size and buffer for failures of single machines")
-    now: int = Field(description="GPUs that the pool has now")
+    now: int = Field(description="GPUs that the pool had when the plan was made")
     planned: int = Field(description="GPUs that it would have")
     after_loss: int = Field(
         description="GPUs that would count after the loss of the fault domain with most of its GPUs, if it must survive"
@@ -32,16 +32,16 @@ class PlannedPoolView(View):
 
 
 class PlannedMoveView(View):
-    """A machine that would change its pool."""
+    """A machine that changes its pool."""
 
     machine: str
-    source: str = Field(description="Its pool now; empty: none")
+    source: str = Field(description="Its pool when the plan was made; empty: none")
     target: str = Field(description="Its pool under the plan; empty: none")
     busy: bool = Field(description="Whether a workload held resources of it when the plan was made")
 
 
 class PoolPlanView(View):
-    """The newest plan of the pools of a region. It is not carried out."""
+    """The newest plan of the pools of a region. Its moves are carried out, some at a time."""
 
     region: str
     made_at: datetime

@@ -18,9 +18,10 @@ from api.views import ReasonView, View, reason_view, write_audit
 from capacity.pools import wrong_size
 from domain.capacity import CapacityKind
 from domain.ids import NAME_PATTERN
-from infra.db import events
+from infra.db import events, outbox
 from infra.db.capacity import IDLE_S, InstanceRow, PoolRow
 from infra.db.models import Region
+from infra.db.tenants import Tenant
 
 router = Router(prefix="/v1/pools", tags=["fleet"])
 PoolName = Annotated[str, StringConstraints(pattern=NAME_PATTERN, max_length=20)]
@@ -56,6 +57,9 @@ class PoolBody(Body):
     max_usd_per_h: Annotated[float, Field(ge=0, le=_MOST_USD_PER_H)] | None = Field(
         None, description="Maximum price of one machine in US dollars an hour; null: any price"
     )
+    tenants: Annotated[list[Name], Field(max_length=100)] | None = Field(
+        None, description="The tenants whose workloads may use the pool's machines, before others; empty: any tenant"
+    )
     gpus: (
         Annotated[dict[Name, Annotated[int, Field(ge=0, le=_MOST_GPUS, strict=True)]], Field(max_length=100)] | None
     ) = Field(None, description="Intended GPUs by GPU type, for plans of pools; replaces all", examples=[{"a100": 512}])
@@ -88,6 +92,7 @@ class PoolView(View):
     kinds: list[CapacityKind] = Field(description=_SETTINGS["kinds"].description)
     machine_types: list[str] = Field(description=_SETTINGS["machine_types"].description)
     max_usd_per_h: float | None = Field(description=_SETTINGS["max_usd_per_h"].description)
+    tenants: list[str] = Field(description=_SETTINGS["tenants"].description)
     gpus: dict[str, int] = Field(description=_SETTINGS["gpus"].description)
     failure_buffer: float = Field(description=_SETTINGS["failure_buffer"].description)
     survives_loss: bool = Field(description=_SETTINGS["survives_loss"].description)
@@ -130,9 +135,12 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
         if row is None:
             row = PoolRow(
                 region=region, name=name, size=0, providers=[], zones=[], kinds=[], machine_types=[], idle_s=IDLE_S,
-                buffer=0, gpus={}, failure_buffer=0.0, survives_loss=True, max_share=1.0,
+                buffer=0, tenants=[], gpus={}, failure_buffer=0.0, survives_loss=True, max_share=1.0,
             )  # fmt: skip
             session.add(row)
+        for at, tenant in enumerate(changed.get("tenants", [])):
+            if session.get(Tenant, tenant, with_for_update={"read": True}) is None:
+                raise invalid(f"tenants[{at}]", f"tenant {tenant} does not exist; `mizzen tenants` lists them")
         for field, value in changed.items():
             setattr(row, field, {k: v for k, v in value.items() if v} if field == "gpus" else value)
         if (wrong := wrong_size(row.size, row.max_size, row.buffer)) is not None:
@@ -140,6 +148,7 @@ def set_pool(region: str, name: PoolName, body: PoolBody, state: StateOf, caller
         write_audit(session, caller, "pool.set", f"{region}/{name}", **changed)
         events.record(session, "pool.set", region=region, detail={"pool": name, "by": caller.id, **changed})
         session.flush()
+        outbox.wake_scheduler(session)
         return _views(session, [row])[0]
 
 

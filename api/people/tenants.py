@@ -17,6 +17,7 @@ from api.views import ResourcesView, View, write_audit
 from domain.isolation import Isolation
 from domain.priority import HIGHEST_LEVEL, LOWEST_LEVEL
 from infra.db import events, outbox
+from infra.db.capacity import PoolRow
 from infra.db.models import Attempt, Workload
 from infra.db.own_machines import forget_own, machines_of
 from infra.db.tenants import ApiKey, Archive, ArchivePart, Secret, Tenant
@@ -120,6 +121,10 @@ def delete_tenant(name: str, state: StateOf, caller: Operator) -> None:
             )
         if own := session.scalars(machines_of(name)).all():
             raise HttpProblem(ProblemType.CONFLICT, f"tenant {name} still has {len(own)} pilots, such as {own[0]}")
+        serving = select(PoolRow.region + "/" + PoolRow.name).where(PoolRow.tenants.contains([name]))
+        if pools := session.scalars(serving).all():
+            detail = f"tenant {name} is in `tenants` of the pools {', '.join(sorted(pools))}"
+            raise HttpProblem(ProblemType.CONFLICT, detail)
         forget_own(session, name)
         for kind in (ApiKey, Secret, Archive, ArchivePart):
             session.execute(delete(kind).where(kind.tenant == name))

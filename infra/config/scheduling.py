@@ -113,6 +113,12 @@ class CapacitySettings(Section):
     """Interval at which pools are compared with the ledger, and the ledger with the providers' lists of machines."""
     plan_interval_s: float = Field(1800.0, gt=0)
     """Longest time between two plans of the pools of a region. A plan also follows a change of sizes or machines."""
+    move_machines: bool = True
+    """Whether plans of pools are carried out. If not, they are only shown."""
+    moving_share: float = Field(0.01, gt=0, le=1)
+    """The largest share of a region's planned machines that changes its pool at a time; at least one machine."""
+    pool_patience_s: float = Field(900.0, ge=0)
+    """A machine that is lost stays in plans of pools for this long, and one that has moved stays in its pool."""
     join_s: float = Field(900.0, gt=0)
     """Time after its start within which a machine must become ready. Otherwise it is terminated."""
     drain_s: float = Field(600.0, ge=0)

@@ -40,6 +40,8 @@ class PoolRow(Base):
     """Time without work, in seconds, after which a machine beyond `size` is terminated."""
     buffer: Mapped[int] = mapped_column(CheckConstraint("buffer >= 0", name="pool_buffer"), server_default="0")
     """Number of idle machines that a growing pool keeps ready for new workloads."""
+    tenants: Mapped[list[str]] = mapped_column(ARRAY(Text), server_default=_NONE)
+    """The tenants whose workloads are the only ones on the pool's machines; empty: those of any tenant."""
     gpus: Mapped[dict[str, int]] = mapped_column(JSONB, server_default=_NONE)
     """Intended number of GPUs by type, for plans of pools (`ras.intents.Intent`, like the next three columns)."""
     failure_buffer: Mapped[float] = mapped_column(

@@ -130,6 +130,12 @@ class Machine(Base):
     cordon: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The reason why no new work may be placed on the machine; None if it is not cordoned."""
     draining: Mapped[bool] = mapped_column(server_default=text("false"))
+    pool: Mapped[str] = mapped_column(server_default="")
+    """Name of its pool; empty: none. Not a foreign key, because a pool may be deleted before its machines leave it."""
+    pool_since: Mapped[datetime | None]
+    """When its pool was last changed by a plan."""
+    next_pool: Mapped[str | None]
+    """The pool that it moves to when all workloads have left that this pool does not serve. None: it does not move."""
     failed_gangs: Mapped[int] = mapped_column(server_default="0")
     """Number of workloads in `failed_workloads`."""
     failed_workloads: Mapped[list[str]] = mapped_column(JSONB, server_default=text("'[]'"))

@@ -20,7 +20,8 @@ async def test_a_pool_is_made_changed_and_removed(world: ApiWorld) -> None:
     assert made.status_code == 200
     assert made.json() == {
         "region": "north", "name": "burst", "size": 2, "max_size": None, "idle_s": 600.0, "buffer": 0, "providers": [],
-        "zones": [], "kinds": ["spot"], "machine_types": [], "max_usd_per_h": 5.0, "gpus": {},
+        "zones": [], "kinds": ["spot"], "machine_types": [], "max_usd_per_h": 5.0, "tenants": [],
+        "gpus": {},
         "failure_buffer": 0.0, "survives_loss": True, "max_share": 1.0, "instances": {},
         "usd_per_h": 0.0, "reason": None,
     }  # fmt: skip
@@ -51,6 +52,8 @@ async def test_a_pool_is_made_changed_and_removed(world: ApiWorld) -> None:
         ({"kinds": None}, "kinds"),
         ({"max_usd_per_h": -1}, "max_usd_per_h"),
         ({"zones": [""]}, "zones[0]"),
+        ({"tenants": ["vision", "nobody"]}, "tenants[1]"),
+        ({"tenants": None}, "tenants"),
         ({"gpus": {"a100": -1}}, "gpus.a100"),
         ({"gpus": None}, "gpus"),
         ({"failure_buffer": 2}, "failure_buffer"),

@@ -35,6 +35,8 @@ async def test_a_pool_grows_and_shrinks(site: Site) -> None:
     assert sorted(row.zone for row in there if row.phase == "ready") == ["za", "za", "za", "zb"]
     assert site.natives() == {row.native_id for row in there if row.phase == "ready"}
     assert site.machines() == {row.machine for row in there if row.phase == "ready"}
+    with site.world.session() as session:
+        assert set(session.scalars(select(Machine.pool))) == {"burst"}
     site.pool(1)
     await site.rounds_until(lambda: len(site.machines()) == 1, "three machines have left")
     (left,) = site.rows(InstancePhase.READY)

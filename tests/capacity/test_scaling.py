@@ -108,6 +108,15 @@ def test_the_cheapest_offer_that_all_allow(
     assert grown.launch == ({} if launched is None else {KEY: [(launched, {"w": (1,)})]})
 
 
+def test_a_pool_grows_only_for_its_tenants() -> None:
+    """Neither its idle machines nor its launches are for workloads of other tenants."""
+    pools = {KEY: replace(POOL, tenants=frozenset(("u",)))}
+    waiting = [replace(shortage("other"), tenant="t"), replace(shortage("own"), tenant="u")]
+    grown = grow(pools, {KEY: 1}, waiting, [Idle("in-0", KEY, CHEAP)], [CHEAP])
+    assert (grown.launch, grown.claims) == ({}, {"in-0": {"own": (1,)}})
+    assert grow(pools, {}, waiting, [], [CHEAP]).launch == {KEY: [(CHEAP, {"own": (1,)})]}
+
+
 def test_regions_and_jobs() -> None:
     """All jobs of a workload get machines of the cheapest pool of a region in which only machines are missing."""
     east = ("east", "burst")

@@ -6,7 +6,7 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from domain.capacity import USUAL
+from domain.capacity import USUAL, pooled, with_pools
 from domain.scheduling import (
     Bid,
     Holding,
@@ -132,6 +132,11 @@ def on_terms(machine: MachineState, terms: Mapping[str, tuple[str, Mapping[str, 
     return replace(own, departures_per_h=departures_per_h)
 
 
+def in_pool(machine: MachineState, pool: str) -> MachineState:
+    """Returns a machine of the region `here` in a pool that only some tenants may use."""
+    return replace(machine, pool=pool, capacity=pooled(f"here/{pool}", machine.capacity))
+
+
 _SPREADS = (
     None, None,
     *(SpreadRule("group", level, required, beside)
@@ -152,7 +157,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         gang.append(JobRequest(f"job{index}", draw(st.integers(1, 5)), gpus, types, cpus_milli, gib * GIB))
     if draw(st.sampled_from((False, False, True))):
         gang = [replace(job, span_clusters=True) for job in gang]
-    kinds = draw(st.sampled_from(_KINDS))
+    kinds = with_pools(draw(st.sampled_from(_KINDS)), draw(st.sampled_from(((), (), ("here/p",)))))
     gang = [replace(job, capacity=kinds) for job in gang]
     moves = draw(st.sampled_from(_MOVES))
     gang = [replace(job, moves=moves if index else moves[:2]) for index, job in enumerate(gang)]
@@ -220,6 +225,8 @@ def regions(draw: st.DrawFn) -> RegionSnapshot:
         if index != cordoned
     )
     machines = tuple(replace(on_terms(m, terms), zone=zones[m.cluster]) for m in machines)
+    inside = draw(st.sampled_from(((), (), ("m0", "m2"), ("m1", "m2", "m3"))))
+    machines = tuple(in_pool(m, "p") if m.id in inside else m for m in machines)
     return RegionSnapshot("here", 1000.0, machines, tuple(workloads))
 
 
@@ -282,6 +289,10 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
     spread = Random(seed + 5)
     zones = {cluster: spread.choice(("", "z", "y")) for cluster in ("c1", "c2")}
     machines = [replace(m, zone=zones[m.cluster]) for m in machines]
+    pools = Random(seed + 7)
+    machines = [in_pool(m, "p") if seed % 2 and pools.random() < 0.4 else m for m in machines]
+    if pools.random() < 0.5:
+        gang = [replace(job, capacity=with_pools(job.capacity, ["here/p"])) for job in gang]
     workloads = [replace(w, group="group" if spread.random() < 0.2 else None) for w in workloads]
     tenants = Random(seed + 6)
     workloads = [replace(w, tenant=tenants.choice(("", "t", "u"))) for w in workloads]

@@ -120,6 +120,7 @@ def test_an_evicted_pod(there: KubernetesSite, tmp_path: Path) -> None:
 def test_a_deletion_with_another_grace(there: KubernetesSite, tmp_path: Path) -> None:
     """If a pod is deleted with a shorter grace than its own, its machine's notice gets that deadline with a round.
 
+    The agent assumes the pod's own grace. Its notice may come before the round or after it.
     Each step takes longer than a round, and the task saves after its step, so its machine is there until then.
     """
     workload = _running(there, "one", 1, tmp_path / "gate", step_s=4)
@@ -127,7 +128,8 @@ def test_a_deletion_with_another_grace(there: KubernetesSite, tmp_path: Path) ->
     (machine,) = there.up.machines_of(workload)
     began_s = time.time()
     there.cluster.call("DELETE", pod_path(name), {"gracePeriodSeconds": 8})
-    assert _noticed(there, workload)["detail"]["ends_at_s"] == pytest.approx(began_s + GRACE_S, abs=3)
+    first_s = _noticed(there, workload)["detail"]["ends_at_s"] - began_s
+    assert first_s in (pytest.approx(GRACE_S, abs=3), pytest.approx(8, abs=3))
 
     def corrected() -> bool:
         cordon: Any = there.up.client().machine(machine)["cordon"]

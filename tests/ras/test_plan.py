@@ -6,10 +6,10 @@ from random import Random
 
 import pytest
 
-from ras import moves, solve
+from ras import moves, solve, surplus
 from ras.intents import Intent
-from ras.plan import ChangeCosts
-from ras.supply import OfferedMachines, PooledMachine, PooledType, aggregate
+from ras.plan import ChangeCosts, RegionPlan
+from ras.supply import OfferedMachines, PooledMachine, PooledType, Supply, aggregate
 from reference import ras_plan
 
 A100 = PooledType("node8", "a100", 8)
@@ -73,6 +73,18 @@ def _lack(machines: Sequence[PooledMachine], intent: Intent) -> int:
     return max(max(0, intent.needs("a100") - sum(n for d, n in here.items() if d != one)) for one in lost)
 
 
+def _check_surplus(made: RegionPlan, machines: list[PooledMachine], supply: Supply, intents: list[Intent]) -> None:
+    """Without the surplus no pool lacks more than with it, and none that lacks nothing has a machine to leave."""
+    less = surplus.without_surplus(made, intents)
+    after = _apply(machines, moves.choose(less, machines, supply, PRICES))
+    for intent in intents:
+        lacks = _lack(after, intent)
+        assert lacks == next(one.short for one in made.outcomes if one.pool == intent.pool)
+        for machine in after:
+            if not lacks and machine.pool == intent.pool:
+                assert _lack([one for one in after if one is not machine], intent) > 0
+
+
 def _price(machines: Sequence[PooledMachine], changes: moves.PoolChanges) -> int:
     paid = sum(PRICES.busy if move.busy else PRICES.idle for move in changes.moves)
     return paid + sum(one.count * (PRICES.launch + round(1000 * one.cell[1].usd_per_h)) for one in changes.launches)
@@ -85,6 +97,7 @@ def _check(seed: int) -> tuple[int, int]:
     changes = moves.choose(made, machines, supply, PRICES)
     after = _apply(machines, changes)
     fewest, cheapest = ras_plan.least(machines, offers, intents, PRICES)
+    _check_surplus(made, machines, supply, intents)
     assert sum(_lack(after, intent) for intent in intents) == fewest, seed
     assert _price(machines, changes) == cheapest, seed
     assert {one.pool: one.short for one in made.outcomes} == {one.pool: _lack(after, one) for one in intents}, seed

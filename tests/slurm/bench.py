@@ -42,7 +42,7 @@ def slurm(_: Path) -> Iterator[Bench]:
 
         @contextmanager
         def away() -> Iterator[None]:
-            there.kill("slurmctld")
+            there.stop_controller()
             yield
             there.start_controller()
             there.until(lambda: there.jobs() is not None, "the controller answers")

@@ -9,6 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from infra.stack.ports import free_port
 
@@ -27,6 +28,8 @@ def missing() -> str | None:
     return None if os.geteuid() == 0 else "slurmd needs root"
 
 
+OTHERS = "urgent"
+"""The name of jobs that tests submit and that are no pilots."""
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
 _CONF = """
 ClusterName=test
@@ -54,7 +57,7 @@ SelectType=select/cons_tres
 SelectTypeParameters=CR_CPU_Memory
 PreemptType=preempt/partition_prio
 PreemptMode=CANCEL
-SlurmctldParameters=preempt_send_user_signal
+{user_signal}
 GresTypes=gpu
 KillWait=5
 MinJobAge={min_job_age_s}
@@ -74,8 +77,13 @@ EnforcePartLimits=ALL
 class SlurmCluster:
     """The cluster. Its nodes are `n1` to `nN`, each with 4 CPUs, 4 GiB of memory and 2 fake GPUs."""
 
-    def __init__(self, folder: Path, nodes: int, *, min_job_age_s: int = 300, grace_s: int = 20) -> None:
-        """Writes the configuration. `folder` must be new; its path must be short, because it has a socket."""
+    def __init__(
+        self, folder: Path, nodes: int, *, min_job_age_s: int = 300, grace_s: int = 20, user_signal: bool = True
+    ) -> None:
+        """Writes the configuration. `folder` must be new; its path must be short, because it has a socket.
+
+        `user_signal`: whether the signal of `--signal` is also sent at a preemption.
+        """
         self.folder = folder
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.conf = folder / "slurm.conf"
@@ -96,6 +104,7 @@ class SlurmCluster:
             _CONF.format(
                 folder=folder, port=self.port, nodes="\n".join(lines), partitions=PARTITIONS.format(grace_s=grace_s),
                 min_job_age_s=min_job_age_s,
+                user_signal="SlurmctldParameters=preempt_send_user_signal" if user_signal else "",
             )
         )  # fmt: skip
         self.environ = {**os.environ, "SLURM_CONF": str(self.conf), "PATH": _PATH}
@@ -132,6 +141,20 @@ class SlurmCluster:
         process.kill()
         process.wait()
 
+    def stop_controller(self) -> None:
+        """Ends slurmctld after it has saved its state. One that is killed forgets jobs of the last seconds."""
+        process = self._processes.pop("slurmctld")
+        process.terminate()
+        process.wait()
+
+    def running_nodes(self) -> list[str]:
+        """Returns the nodes whose slurmd runs."""
+        return [name for name in self.nodes if name in self._processes]
+
+    def has_controller(self) -> bool:
+        """Returns whether slurmctld runs."""
+        return "slurmctld" in self._processes
+
     def command(self, *words: str) -> str:
         """Runs a command of Slurm; returns what it prints.
 
@@ -148,11 +171,12 @@ class SlurmCluster:
         return dict(line.split() for line in lines)  # type: ignore[misc]
 
     def jobs(self) -> dict[str, list[str]]:
-        """Returns the ids of the jobs that have not ended, by name."""
+        """Returns the ids of the jobs that have not ended and are none of `OTHERS`, by name."""
         out: dict[str, list[str]] = {}
         for line in self.command("squeue", "-h", "-o", "%j %i").splitlines():
             name, job = line.split()
-            out.setdefault(name, []).append(job)
+            if name != OTHERS:
+                out.setdefault(name, []).append(job)
         return out
 
     def until(self, holds: object, what: str, timeout_s: float = 60.0) -> None:
@@ -192,7 +216,7 @@ class SlurmCluster:
 
 
 @contextlib.contextmanager
-def cluster(nodes: int = 2, **options: int) -> Iterator[SlurmCluster]:
+def cluster(nodes: int = 2, **options: Any) -> Iterator[SlurmCluster]:
     """Yields a running cluster in a new folder directly below the system's temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="sl-"))
     made = SlurmCluster(folder / "c", nodes, **options)

@@ -2,12 +2,14 @@
 
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.slurm.bench import PARTITIONS
+from tests.slurm.cluster import cluster
 from tests.slurm.site import SlurmSite, site
 from tests.stack.harness import wait_until
 
@@ -84,6 +86,51 @@ def test_a_higher_partition_preempts(there: SlurmSite, tmp_path: Path) -> None:
     assert any("preempt" in sentence for sentence in _gone(there))
 
 
+@pytest.mark.parametrize("hint", ["absent", "spent"])
+def test_a_higher_partition_preempts_without_the_hint(tmp_path: Path, hint: str) -> None:
+    """A gang saves in the grace of a preemption also if Slurm sends no signal of `--signal` for it.
+
+    absent: a site removes the option, and Slurm sends SIGTERM at once. spent: the signal came before for the time
+    limit, and Slurm sends nothing until the end of the grace.
+    """
+    with cluster(2, user_signal=hint == "spent") as slurm:
+        short = {"partition": "batch", "kind": "spot", "time_s": 120 if hint == "spent" else 3600}
+        made = SlurmSite(slurm, tmp_path / "site", partitions={"short": short, "batch": {"kind": "spot"}}, leave_s=100)
+        if hint == "absent":
+            (wrapper := tmp_path / "sbatch").write_text(_WITHOUT_SIGNAL)
+            wrapper.chmod(0o755)
+            slurm.environ["PATH"] = f"{tmp_path}:{slurm.environ['PATH']}"
+        try:
+            made.start()
+            made.pool(size=0, max_size=2, idle_s=5, zones=["short"])
+            workload = _running(made, "one", 1, tmp_path / "gate")
+            made.pool(size=0, max_size=4, zones=["batch"])
+            slurm.command(
+                "sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--chdir=/", "--output=/dev/null",
+                "--wrap=sleep 20",
+            )  # fmt: skip
+            began_s = time.time()
+            notice = _noticed(made, workload)
+            assert notice["detail"]["notice"] == "preempt"
+            assert notice["detail"]["ends_at_s"] == pytest.approx(began_s + 20, abs=12)
+            wait_until(lambda: _runs_again(made, workload), "it runs again", 150)
+            wait_until(lambda: made.up.client().attempts(workload)[1]["checkpoint_step"], "it has saved again")
+            first, second, *_ = made.up.client().attempts(workload)
+            assert second["resumed_step"] == first["checkpoint_step"] > 0
+            assert any("preempt" in sentence for sentence in _gone(made))
+        finally:
+            made.close()
+
+
+_WITHOUT_SIGNAL = """#!/bin/sh
+for word do
+    shift
+    case $word in --signal=*) ;; *) set -- "$@" "$word" ;; esac
+done
+exec /usr/bin/sbatch "$@"
+"""
+
+
 def _runs_again(there: SlurmSite, workload: str) -> bool:
     return there.up.phase(workload) == "running" and _attempt(there, workload) > 1
 
@@ -140,6 +187,10 @@ def test_a_time_limit(there: SlurmSite, tmp_path: Path) -> None:
     there.pool(zones=["short"])
     workload = _running(there, "one", 1, tmp_path / "gate")
     there.pool(zones=["batch"])
-    assert _noticed(there, workload)["detail"]["notice"] == "walltime"
+    notice = _noticed(there, workload)["detail"]
+    assert notice["notice"] == "walltime"
     wait_until(lambda: _runs_again(there, workload), "it runs again", 150)
-    assert int(there.up.client().workload(workload)["progress"]["step"]) > 0
+    wait_until(lambda: there.up.client().attempts(workload)[1]["checkpoint_step"], "it has saved again")
+    first, second, *_ = there.up.client().attempts(workload)
+    assert second["resumed_step"] == first["checkpoint_step"] > 0
+    assert datetime.fromisoformat(first["checkpoint_at"]).timestamp() < notice["ends_at_s"]

@@ -20,7 +20,7 @@ USER = pwd.getpwnam("nobody")
 _PACKAGES = next(path for path in sys.path if path.endswith("site-packages"))
 
 
-def _environment(folder: Path) -> Path:
+def make_environment(folder: Path) -> Path:
     """Makes a virtual environment with mizzen that the user can read, as in a shared home; returns its command."""
     python = f"/usr/bin/python3.{sys.version_info.minor}"
     if not Path(python).exists():
@@ -41,7 +41,7 @@ class SlurmUser:
     def __init__(self, slurm: SlurmCluster, there: SlurmSite, tenant: str) -> None:
         self._home = slurm.folder / "home"
         self._home.mkdir()
-        self._command = _environment(self._home / "mizzen")
+        self._command = make_environment(self._home / "mizzen")
         os.chown(self._home, USER.pw_uid, USER.pw_gid)
         key = there.up.client().create_key("submitter", tenant)["key"]
         self._environ = {"HOME": str(self._home), "PATH": slurm.environ["PATH"], "SLURM_CONF": str(slurm.conf)}

@@ -1,5 +1,6 @@
 """Pilots are submitted once, whatever happens to the answers of Slurm."""
 
+import os
 import random
 import stat
 import time
@@ -104,13 +105,33 @@ def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path) -> None:
         first = provider.launch(request)
         late = slurm.command(
             "sbatch", "--parsable", f"--job-name={request.instance}", "--comment=mizzen:0123456789abcdef", "--time=2",
-            "--mem=10M", f"--output={tmp_path}/late", f"--wrap=. {slurm.folder}/pilots/{request.instance}.env",
+            "--mem=10M", f"--output={tmp_path}/late", f"--wrap=. {slurm.folder}/pilots/hpc.{request.instance}.env",
         )  # fmt: skip
         late = f"{late}.{request.instance}"
         slurm.until(lambda: _of(provider, late).ended is not None, "the late job has ended: its secrets are gone")
         assert _of(provider, late).instance == request.instance
         assert _of(provider, first).ended is None
         assert provider.launch(request) == first
+
+
+def test_secrets_of_forgotten_jobs_are_deleted() -> None:
+    """A controller that crashed may forget a job. Its secrets go after a while; those of jobs that wait stay."""
+    with cluster(1) as slurm:
+        provider = _provider(slurm)
+        running, waits, forgotten = request_for(_offer(provider)), request_for(_offer(provider)), new_instance_id()
+        provider.launch(running)
+        slurm.until(lambda: not list((slurm.folder / "pilots").glob("*.env")), "the first one has started")
+        slurm.command("scontrol", "update", "nodename=n1", "state=drain", "reason=full")
+        provider.launch(waits)
+        folder = slurm.folder / "pilots"
+        for name in (f"hpc.{forgotten}", f"hpc.{waits.instance}", f"other.{forgotten}"):
+            (folder / f"{name}.env").touch()
+            os.utime(folder / f"{name}.env", (0, 0))
+        under_way = new_instance_id()
+        (folder / f"hpc.{under_way}.env").touch()
+        provider.describe()
+        left = {file.name.removesuffix(".env") for file in folder.glob("*.env")}
+        assert left == {f"hpc.{waits.instance}", f"other.{forgotten}", f"hpc.{under_way}"}
 
 
 def _number(native_id: str) -> str:

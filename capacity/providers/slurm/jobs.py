@@ -17,10 +17,12 @@ ENDS = {
 }
 """The states in which a job has ended. In all others it exists: COMPLETING is not an end."""
 _WAITING = {"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "RESV_DEL_HOLD", "SPECIAL_EXIT"}
+_COMPLETING = "it was cancelled (scancel) or preempted, has reached its time limit, or its agent has ended"
+"""Slurm names the reason only when all processes of the job have ended."""
 _REFUSED = "BadConstraints"
 FIELDS = {
     "JobID": 20, "State": 20, "exit_code": 12, "RestartCnt": 8, "SubmitTime": 20, "StartTime": 20, "EndTime": 20,
-    "NodeList": 80, "Name": 64, "Comment": 64, "Reason": 160,
+    "PreemptTime": 20, "NodeList": 80, "Name": 64, "Comment": 64, "Reason": 160,
 }  # fmt: skip
 """The columns of `squeue -O`, with their widths."""
 FORMAT = ",".join(f"{name}:{width}|" for name, width in FIELDS.items())
@@ -44,8 +46,8 @@ class PilotJob:
         self.nodes, self.reason = found["NodeList"], found["Reason"].rstrip("|").strip()
         self.restarts = int(found["RestartCnt"] or 0)
         self._exit = found["exit_code"]
-        self.submitted_s, self._start_s, self._end_s = (
-            _seconds(found[key]) for key in ("SubmitTime", "StartTime", "EndTime")
+        self.submitted_s, self._start_s, self._end_s, self._preempted_s = (
+            _seconds(found[key]) for key in ("SubmitTime", "StartTime", "EndTime", "PreemptTime")
         )
 
     @property
@@ -54,25 +56,37 @@ class PilotJob:
         return native_id(self.id, self.name)
 
     @property
+    def runs(self) -> bool:
+        """Whether the job has started and not ended."""
+        return self.state not in _WAITING and self.ended is None
+
+    @property
     def never_accepted(self) -> bool:
         """Whether the controller refused the job: it keeps a record of such a job for a while."""
         return self.state == "FAILED" and self.reason == _REFUSED
 
-    def found(self, leaves: str | None = None) -> FoundMachine:
-        """Returns the job as a machine of the provider."""
+    def found(self, kill_wait_s: float, leaves: str | None = None) -> FoundMachine:
+        """Returns the job as a machine of the provider. `kill_wait_s`: the time from SIGTERM to SIGKILL."""
         waits = self.state in _WAITING
+        ends_at_s, because = self._end_s, None if self._preempted_s is None else "Slurm preempts the job"
+        if self.state == "COMPLETING" and ends_at_s is not None:
+            # It is then the time of SIGTERM. Before, it was the time limit, or the end of a preemption's grace.
+            ends_at_s, because = ends_at_s + kill_wait_s, f"the job is COMPLETING: {_COMPLETING}"
         return FoundMachine(
             self.native_id,
             self.name,
             self.submitted_s or 0.0,
             waits=f"{self.state.lower()}, {self.reason}" if waits else None,
             starts_at_s=self._start_s if waits else None,
-            ends_at_s=None if waits else self._end_s,
+            ends_at_s=None if waits else ends_at_s,
+            ends_because=because,
             leaves=leaves,
-            ended=self._ended(),
+            ended=self.ended,
         )
 
-    def _ended(self) -> str | None:
+    @property
+    def ended(self) -> str | None:
+        """Why the job has ended; None: it exists."""
         said = ENDS.get(self.state)
         if said is None:
             return None

@@ -1,6 +1,7 @@
 """The batch script of a pilot, and the file with its secrets."""
 
 import shlex
+from collections.abc import Iterator
 from pathlib import Path
 
 from capacity.provider import LaunchRequest
@@ -14,9 +15,15 @@ _PORTS_EACH, _RANGES = 40, 250
 """Pilots on one node have different ranges of ports, unless the numbers of their jobs are equal modulo `_RANGES`."""
 
 
-def secrets_file(settings: SlurmSettings, instance: str) -> Path:
-    """Returns the file with the secrets of a pilot that has not started."""
-    return settings.folder / f"{instance}.env"
+def secrets_file(settings: SlurmSettings, provider: str, instance: str) -> Path:
+    """Returns the file with the secrets of a pilot that has not started. Several providers may share the folder."""
+    return settings.folder / f"{provider}.{instance}.env"
+
+
+def secrets_files(settings: SlurmSettings, provider: str) -> Iterator[tuple[str, Path]]:
+    """Yields the instances of all such files of a provider, each with its file."""
+    for file in sorted(settings.folder.glob(f"{provider}.*.env")):
+        yield file.name.removeprefix(f"{provider}.").removesuffix(".env"), file
 
 
 def secrets(request: LaunchRequest) -> str:
@@ -74,7 +81,7 @@ def _in_ledger(instance: str) -> list[str]:
 def script(settings: SlurmSettings, request: LaunchRequest) -> str:
     """Returns the batch script. It contains no secret: Slurm stores scripts, and shows them to operators."""
     assert is_name(request.instance)
-    file = shlex.quote(str(secrets_file(settings, request.instance)))
+    file = shlex.quote(str(secrets_file(settings, request.offer.provider, request.instance)))
     lines = [
         "#!/bin/sh",
         "set -eu",

@@ -1,6 +1,7 @@
 """The provider for a Slurm cluster: one pilot job for each machine."""
 
 import contextlib
+import time
 from collections.abc import Sequence
 
 from capacity.offers import Offer
@@ -8,12 +9,15 @@ from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Provid
 from capacity.providers.offered_zones import check_offered, offers_of
 from capacity.providers.slurm.commands import SlurmCommands
 from capacity.providers.slurm.jobs import PilotJob, native_id
-from capacity.providers.slurm.pilot_script import options, script, secrets, secrets_file
+from capacity.providers.slurm.pilot_script import options, script, secrets, secrets_file, secrets_files
 from capacity.providers.slurm.settings import SlurmSettings
 from domain.ids import is_name
 from infra.config.settings import Settings
 from infra.files import write_private
 from infra.keys import installation_id
+
+_SUBMITTED_S = 180.0
+"""The time after which the job of a submission is in the controller's list, if it is ever there."""
 
 
 class SlurmProvider:
@@ -43,7 +47,7 @@ class SlurmProvider:
         check_offered(self.name, request, self._settings.partitions, self._settings.machine_types)
         if (found := self._first(request.instance)) is not None:
             return found.native_id
-        file = secrets_file(self._settings, request.instance)
+        file = secrets_file(self._settings, self.name, request.instance)
         try:
             write_private(file, secrets(request))
         except OSError as error:
@@ -77,23 +81,30 @@ class SlurmProvider:
     def describe(self) -> Sequence[FoundMachine]:
         """See `Provider.describe`. One query for all pilots, and one for nodes that are being drained."""
         jobs = self._commands.jobs(self._comment)
-        for job in jobs:
-            if job.found().ended is not None:  # It may have been cancelled while it waited.
-                with contextlib.suppress(OSError):
-                    secrets_file(self._settings, job.name).unlink()
-        running = any(job.found().waits is None and job.found().ended is None for job in jobs)
-        draining = self._commands.draining() if running else {}
-        return [
-            job.found(f"node {job.nodes} is being drained ({draining[job.nodes]})" if job.nodes in draining else None)
-            for job in jobs
-            if not job.never_accepted
-        ]
+        self._forget_secrets(jobs)
+        draining = self._commands.draining() if any(job.runs for job in jobs) else {}
+        left = {node: f"node {node} is being drained ({why})" for node, why in draining.items()}
+        kill_wait_s = self._settings.kill_wait_s
+        return [job.found(kill_wait_s, left.get(job.nodes)) for job in jobs if not job.never_accepted]
 
     def terminate(self, native_id: str) -> None:
         """See `Provider.terminate`."""
         job, _, instance = native_id.partition(".")
         if job.isdigit() and is_name(instance):
             self._commands.cancel(job, instance)
+
+    def _forget_secrets(self, jobs: Sequence[PilotJob]) -> None:
+        """Deletes the secrets of pilots that will not start: their jobs were cancelled, or the controller forgot them.
+
+        A launch that is under way writes its file again before each submission.
+        """
+        ended = {job.name for job in jobs if job.ended is not None}
+        listed = {job.name for job in jobs if job.ended is None}
+        for instance, file in secrets_files(self._settings, self.name):
+            with contextlib.suppress(OSError):
+                old = time.time() - file.stat().st_mtime > _SUBMITTED_S
+                if instance not in listed and (instance in ended or old):
+                    file.unlink()
 
 
 def open_provider(name: str, settings: SlurmSettings, installation: Settings) -> SlurmProvider:

@@ -35,8 +35,9 @@ create type award_workload as (tenant text, attempt bigint, queued boolean, head
 create type award_array as (waiting int4multirange, admitted bigint);
 
 -- A locked machine. `free_slots` and `promised_slots` are masks; `free_slots` is null if the machine takes no work.
+-- `tenants`: the only ones that may use it; null: any.
 create type award_machine as (
-    free_slots bigint, promised_slots bigint, free_cpus_milli bigint, free_memory_bytes bigint
+    free_slots bigint, promised_slots bigint, free_cpus_milli bigint, free_memory_bytes bigint, tenants text[]
 );
 
 -- Returns the `count` lowest set bits of `mask`, or all set bits if it has fewer.
@@ -174,10 +175,13 @@ begin
 
     -- 2. Lock the machines, by id.
     select array_agg(m.id),
-           array_agg((m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes)::award_machine)
+           array_agg((m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes,
+                      case when m.pool <> '' then (
+                          select nullif(p.tenants, '{}') from pool as p where p.region = m.region and p.name = m.pool)
+                      end)::award_machine)
     into machine_ids, machines
     from (
-        select id, promised, withheld, free_cpus_milli, free_memory_bytes,
+        select id, promised, withheld, free_cpus_milli, free_memory_bytes, region, pool,
                case when state = 'ready' and cordon is null and not draining
                    then ((1::bigint << gpus::int) - 1) & ~(held | withheld) end as free_slots
         from machine where id = any (array(select r.machine from unnest(batch) as c, unnest(c.machines) as r))
@@ -212,14 +216,15 @@ begin
             evicted := evicted || array(select v.victim from unnest(candidate.victims) as v);
         end if;
 
-        -- 3.3 Each machine must have what is requested of it. What is left is for the candidates after this one.
+        -- 3.3 Each machine must have what is requested of it, and its pool must be for the tenant. What is left is for
+        -- the candidates after this one.
         candidate.ready := true;
         allocations := '{}';
         foreach requested in array candidate.machines loop
             machine_index := array_position(machine_ids, requested.machine);
             machine := machines[machine_index];
             allocation := award_allocate(machine, requested, candidate.victims);
-            if allocation is null then
+            if allocation is null or workload.tenant <> all (machine.tenants) then
                 verdict := 'stale';
                 exit check_candidates;
             end if;

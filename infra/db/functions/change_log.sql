@@ -136,10 +136,12 @@ begin
 end $$;
 create trigger machine_changed after update on machine for each row when (
     (new.region, new.cluster, new.rack, new.gpu_type, new.gpus, new.cpus_milli, new.memory_bytes, new.held,
-     new.free_cpus_milli, new.free_memory_bytes, new.state = 'ready', new.cordon is null, new.draining, new.withheld)
+     new.free_cpus_milli, new.free_memory_bytes, new.state = 'ready', new.cordon is null, new.draining, new.withheld,
+     new.pool)
     is distinct from
     (old.region, old.cluster, old.rack, old.gpu_type, old.gpus, old.cpus_milli, old.memory_bytes, old.held,
-     old.free_cpus_milli, old.free_memory_bytes, old.state = 'ready', old.cordon is null, old.draining, old.withheld))
+     old.free_cpus_milli, old.free_memory_bytes, old.state = 'ready', old.cordon is null, old.draining, old.withheld,
+     old.pool))
     execute function log_machine_change();
 
 -- Logs a change of a cluster. Schedulers store the cluster's attributes with each of its machines.
@@ -153,3 +155,16 @@ create trigger cluster_changed after update of capacity, prices, departures_per_
     when ((old.capacity, old.prices, old.departures_per_h, old.zone) is distinct from
           (new.capacity, new.prices, new.departures_per_h, new.zone))
     execute function log_cluster_change();
+
+-- Logs a change of the tenants that may use a pool. Schedulers store it with each machine of the pool.
+create function log_pool_change() returns trigger language plpgsql as $$
+declare
+    changed pool := coalesce(new, old);
+begin
+    insert into change (kind, key, region)
+    select 'machine', id, region from machine where region = changed.region and pool = changed.name;
+    return null;
+end $$;
+create trigger pool_changed after update of tenants on pool for each row
+    when (old.tenants is distinct from new.tenants) execute function log_pool_change();
+create trigger pool_made after insert or delete on pool for each row execute function log_pool_change();

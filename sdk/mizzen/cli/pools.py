@@ -49,6 +49,7 @@ _POOL_COLUMNS = (
     Column("SIZE", _size, right=True),
     Column("MACHINES", _phases),
     Column("USD/H", lambda p: formats.usd(p["usd_per_h"]), drop=2, right=True),
+    Column("TENANTS", lambda p: ", ".join(p["tenants"]) or "any", drop=4),
     Column("OFFERS", _takes, drop=3, flexible=True),
     Column("REASON", lambda p: formats.reason(p["reason"]), drop=1, flexible=True),
 )
@@ -119,12 +120,14 @@ _POOL = click.argument("pool", metavar="REGION/POOL", shell_complete=complete_po
 @click.option(
     "--max-usd-per-h", type=click.FloatRange(min=0), help="Highest price of a machine, in US dollars per hour."
 )
+@click.option("--tenant", "tenants", multiple=True, help="Only workloads of this tenant use its machines; repeatable.")
+@click.option("--any-tenant", is_flag=True, help="Workloads of all tenants use its machines.")
 @click.option(
     "--gpus",
     metavar="TYPE=NUMBER",
     multiple=True,
     callback=_numbers,
-    help="Intended GPUs, for plans; 0 removes; repeatable.",
+    help="Intended GPUs, which plans keep; 0 removes; repeatable.",
 )
 @click.option("--failure-buffer", type=click.FloatRange(0, 1), help="Plans: share of --gpus to have in addition.")
 @click.option(
@@ -147,6 +150,8 @@ def set_pool(session: Session, /, pool: str, any_: bool, fixed: bool, idle: floa
     settings: dict[str, Any] = {field: list(options[field]) for field in lists if options[field] or any_}
     if any_:
         settings["max_usd_per_h"] = None
+    if options["tenants"] or options["any_tenant"]:
+        settings["tenants"] = list(options["tenants"])
     if fixed:
         settings |= {"max_size": None, "buffer": 0}
     if idle is not None:
@@ -187,20 +192,19 @@ _MOVE_COLUMNS = (
 
 @pools.command("plan")
 @click.argument("region", shell_complete=complete_region)
-@click.option("--dry-run", is_flag=True, help="Required: show the plan without moving machines.")
+@click.option("--dry-run", is_flag=True, help="Has no effect: this command never moves machines.")
 @click.option(
     "--svg",
     type=click.Path(path_type=Path, dir_okay=False, writable=True),
     help="Write a picture of the plan to a file.",
 )
 @click.pass_obj
-def plan_pools(session: Session, region: str, dry_run: bool, svg: Path | None) -> None:
+def plan_pools(session: Session, region: str, dry_run: bool, svg: Path | None) -> None:  # noqa: ARG001
     """Show the newest plan of which machines of a region belong to which pool (operators).
 
-    Plans are made every 30 minutes, and after a change of sizes or machines. They are not carried out.
+    Plans are made every 30 minutes, and after a change of sizes or machines. mizzen carries them out, unless
+    `capacity.move_machines` is false.
     """
-    if not dry_run:
-        raise click.UsageError("plans are not carried out; give --dry-run to see the plan")
     plan = session.client.pool_plan(region)
     if svg is not None:
         svg.write_text(plan["svg"], encoding="utf-8")

@@ -89,12 +89,12 @@ class FleetMethods(Calls):
         """Create a pool, or change the given settings of a pool (operators).
 
         The settings are `size`, `max_size`, `idle_s`, `buffer`, `providers`, `zones`, `kinds`, `machine_types`,
-        `max_usd_per_h`, `gpus`, `failure_buffer`, `survives_loss` and `max_share`.
+        `max_usd_per_h`, `tenants`, `gpus`, `failure_buffer`, `survives_loss` and `max_share`.
         """
         return cast(views.Pool, self._call("PUT", "pools", region, name, body=settings))
 
     def pool_plan(self, region: str) -> views.PoolPlan:
-        """Return the newest plan of the pools of a region, which is not carried out (operators)."""
+        """Return the newest plan of the pools of a region (operators)."""
         return cast(views.PoolPlan, self._call("GET", "regions", region, "pool-plan"))
 
     def remove_pool(self, region: str, name: str) -> None:

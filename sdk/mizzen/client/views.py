@@ -753,6 +753,10 @@ class Machine(TypedDict):
     cordon: Reason | None
     """Why nothing new is placed here."""
     draining: bool
+    pool: str
+    """Its pool; empty: none."""
+    next_pool: str | None
+    """The pool that it moves to; None: it does not move."""
     failed_gangs: int
     """Number of consecutive workloads that lost tasks or failed to start here."""
     isolation: str
@@ -844,6 +848,8 @@ class Pool(TypedDict):
     """Allowed machine types; empty: any."""
     max_usd_per_h: float | None
     """Maximum price of one machine in US dollars an hour; None: any price."""
+    tenants: list[str]
+    """The tenants whose workloads may use the pool's machines, before others; empty: any tenant."""
     gpus: dict[str, int]
     """Intended GPUs by GPU type, for plans of pools; replaces all."""
     failure_buffer: float
@@ -870,7 +876,7 @@ class PlannedPool(TypedDict):
     needed: int
     """Size and buffer for failures of single machines."""
     now: int
-    """GPUs that the pool has now."""
+    """GPUs that the pool had when the plan was made."""
     planned: int
     """GPUs that it would have."""
     after_loss: int
@@ -880,11 +886,11 @@ class PlannedPool(TypedDict):
 
 
 class PlannedMove(TypedDict):
-    """A machine that would change its pool."""
+    """A machine that changes its pool."""
 
     machine: str
     source: str
-    """Its pool now; empty: none."""
+    """Its pool when the plan was made; empty: none."""
     target: str
     """Its pool under the plan; empty: none."""
     busy: bool
@@ -892,7 +898,7 @@ class PlannedMove(TypedDict):
 
 
 class PoolPlan(TypedDict):
-    """The newest plan of the pools of a region. It is not carried out."""
+    """The newest plan of the pools of a region. Its moves are carried out, some at a time."""
 
     region: str
     made_at: str
