@@ -32,7 +32,7 @@ from infra.machine_shape import MachineShape
 from infra.stack.embedded import MACHINE_KEYS
 from infra.stack.fleet import Fleet, load_fleet
 from infra.users import user_name
-from mizzen.cli.formats import plural
+from mizzen_client.cli.formats import plural
 
 _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mizzen
+import mizzen_client
 from agent.config import AgentConfig
 from agent.containers.engine import (
     FOLDER_LABEL,
@@ -52,8 +53,8 @@ def container_of(
     mounts |= {path: (os.path.realpath(path), True) for path in writes}
     mounts |= {place: (str(private / name), True) for name, place in FOLDERS.items()}
     mounts |= {path: (str(own), True) for path, own in run.mounted(launch.jobs[place.job].mounts).items()}
-    package = Path(mizzen.__file__).parent
-    mounts[f"{_INSIDE}/sdk/mizzen"] = str(package), False
+    for package in (mizzen, mizzen_client):
+        mounts[f"{_INSIDE}/sdk/{package.__name__}"] = str(Path(str(package.__file__)).parent), False
     mounts[f"{_INSIDE}/python"] = str(Path(__file__).parent / "inside"), False
     uid, gid = (owner.uid, owner.gid) if owner is not None else (os.geteuid(), os.getegid())
     tmpfs = {path: _TMPFS for path in image.volumes if path not in mounts}

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
-from mizzen.cli.app import cli, run
-from mizzen.cli.exits import MEANINGS, Exit
-from mizzen.cli.lazy import Lazy
-from mizzen.cli.session import OutputCommand
+from mizzen_client.cli.app import cli, run
+from mizzen_client.cli.exits import MEANINGS, Exit
+from mizzen_client.cli.lazy import Lazy
+from mizzen_client.cli.session import OutputCommand
 from tests.cli.completions import completions
 
 OWN: dict[str, Lazy] = {name: lazy for part in cli.sections.values() for name, lazy in part.items()}
@@ -87,7 +87,7 @@ def test_without_the_extra_it_says_what_to_install(checkout: Path, tmp_path: Pat
     command = [sys.executable, "-S", "-I", "-c", code, str(checkout / "sdk"), "ls"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'mizzen[client]'" in done.stderr and "click" in done.stderr
+    assert "pip install mizzen-client" in done.stderr and "click" in done.stderr
 
 
 PLUGIN = '''
@@ -163,7 +163,7 @@ def test_completion_offers_commands_without_loading_them() -> None:
 
 def test_starting_is_quick_because_little_is_imported() -> None:
     """`--help` and `ls` do not import yaml, rich and pygments; `--help` does not import httpx either."""
-    code = "import sys; from mizzen.cli.app import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    code = "import sys; from mizzen_client.cli.app import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     unneeded = {"yaml", "rich", "pygments", "httpx._main"}
     for arguments, also in ((["--help"], {"httpx", "ssl"}), (["ls", "--patience", "0"], set())):
         command = [sys.executable, "-c", code, *arguments]

@@ -22,7 +22,7 @@ from mizzen.checkpoint import (
 )
 from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.roots import open_root
-from mizzen.cli.plain.runner import run
+from mizzen.cli.runner import run
 from mizzen.memory import client
 from mizzen.memory.memory_store import token_of
 from mizzen.objects.files import FileStore
