@@ -40,8 +40,9 @@ OPTIONAL = {
     "grpcio",
     "awscrt",
     "google-crc32c",
+    "pyyaml",
 }
-"""Libraries of extras, and two that are used if they are there."""
+"""Libraries of extras, and three that are used if they are there."""
 
 
 def imported(folders: list[Path]) -> Iterator[tuple[str, Path]]:

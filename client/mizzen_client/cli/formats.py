@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
-from mizzen.cli.formats import between, duration, instant, size, visible
+from mizzen.cli.amounts import between, duration, instant, size, visible
 
 __all__ = ["between", "duration", "instant", "size", "visible"]
 _SIZE = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,9})?)\s*([KMGTP]?)(i?)B?")

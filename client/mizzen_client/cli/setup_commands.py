@@ -21,6 +21,7 @@ from mizzen_client.cli.session import (
     say_expiry,
     stdin_text,
 )
+from mizzen_client.cli.start import COMPLETE_VARIABLE
 from mizzen_client.contexts import Context, load_contexts, save_contexts
 from mizzen_client.errors import NotConfigured
 
@@ -157,7 +158,7 @@ def completion(session: Session, shell: str) -> None:
     zsh:   eval "$(mizzen completion zsh)"             in ~/.zshrc, after compinit
     fish:  mizzen completion fish > ~/.config/fish/completions/mizzen.fish
     """
-    from mizzen_client.cli.app import COMPLETE_VARIABLE, cli
+    from mizzen_client.cli.app import cli
 
     kind = get_completion_class(shell)
     assert kind is not None

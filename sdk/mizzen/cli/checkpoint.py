@@ -23,7 +23,7 @@ from mizzen.checkpoint.removal import outdated, prune
 from mizzen.checkpoint.root_copy import copy_checkpoint
 from mizzen.checkpoint.root_view import Checkpoints, Problem, open_checkpoints
 from mizzen.checkpoint.roots import open_root
-from mizzen.cli import formats
+from mizzen.cli import amounts
 from mizzen.cli.exits import Exit
 from mizzen.cli.export import export, prepared
 from mizzen.cli.parser import Parser
@@ -36,8 +36,8 @@ _LS = (
     Column("ATTEMPT", lambda c: c["attempt"], drop=2, right=True),
     Column("SAVE", lambda c: c["save"], drop=3, right=True),
     Column("SAVED (UTC)", lambda c: _clock(c), drop=4),
-    Column("AGE", lambda c: formats.between(c["created_at"], None), drop=1, right=True),
-    Column("SIZE", lambda c: formats.size(c["size_bytes"]), right=True),
+    Column("AGE", lambda c: amounts.between(c["created_at"], None), drop=1, right=True),
+    Column("SIZE", lambda c: amounts.size(c["size_bytes"]), right=True),
     Column("RANKS", lambda c: c["ranks"], drop=5, right=True),
     Column("INTACT", lambda c: _wrong(c["problems"]) or "yes", flexible=True),
 )
@@ -45,7 +45,7 @@ _PARTS = (
     Column("PART", lambda p: p["name"]),
     Column("RANK", lambda p: "all" if p["rank"] is None else p["rank"], drop=3, right=True),
     Column("KIND", lambda p: p["kind"], drop=2),
-    Column("SIZE", lambda p: formats.size(p["size_bytes"]), right=True),
+    Column("SIZE", lambda p: amounts.size(p["size_bytes"]), right=True),
     Column("CHECKSUM", lambda p: p["checksum"], drop=4),
     Column("SHARED WITH", lambda p: ", ".join(p["shared_with"]), drop=5, flexible=True),
     Column("PROBLEM", lambda p: p["problem"], flexible=True),
@@ -54,12 +54,12 @@ _TENSORS = (
     Column("TENSOR", lambda t: t["name"], flexible=True),
     Column("TYPE", lambda t: t["dtype"]),
     Column("SHAPE", lambda t: "x".join(str(length) for length in t["shape"]) or "scalar", right=True),
-    Column("SIZE", lambda t: formats.size(t["size_bytes"]), right=True),
+    Column("SIZE", lambda t: amounts.size(t["size_bytes"]), right=True),
 )
 _FILES = (
     Column("PART", lambda f: f["part"]),
     Column("RANK", lambda f: "all" if f["rank"] is None else f["rank"], right=True),
-    Column("SIZE", lambda f: formats.size(f["size_bytes"]), right=True),
+    Column("SIZE", lambda f: amounts.size(f["size_bytes"]), right=True),
     Column("FILE", lambda f: f["file"]),
 )
 
@@ -288,7 +288,7 @@ def _part(found: Checkpoints, part: Part, others: Sequence[Manifest], problem: P
 
 
 def _clock(item: Mapping[str, Any]) -> str:
-    return formats.instant(item["created_at"]).strftime("%Y-%m-%d %H:%M:%S")
+    return amounts.instant(item["created_at"]).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def _wrong(problems: Sequence[Mapping[str, Any]]) -> str:
@@ -301,7 +301,7 @@ def _whose(problem: Mapping[str, Any]) -> str:
 
 def _verdict(item: Mapping[str, Any]) -> Iterator[str]:
     if item["whole"]:
-        yield f"{item['name']} is intact ({formats.size(item['size_bytes'])})"
+        yield f"{item['name']} is intact ({amounts.size(item['size_bytes'])})"
         return
     yield f"{item['name']} is damaged:"
     for problem in item["problems"]:
@@ -309,13 +309,13 @@ def _verdict(item: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _page(body: Mapping[str, Any]) -> str:
-    ago = formats.between(body["created_at"], None)
+    ago = amounts.between(body["created_at"], None)
     facts = {
         "root": body["root"],
         "step": body["step"],
         "attempt": f"{body['attempt']}, save {body['save']} of the root",
         "saved": f"{_clock(body)} UTC, {ago} ago",
-        "size": formats.size(body["size_bytes"]),
+        "size": amounts.size(body["size_bytes"]),
         "ranks": body["ranks"],
         **body["scores"],
         "intact": _wrong(body["problems"]) or "yes, by the sizes of its parts",

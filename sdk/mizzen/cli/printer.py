@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from mizzen.cli import formats
+from mizzen.cli import amounts
 
 _GAP = "  "
 _PROGRESS_EVERY_S = 0.2
 _LEAST = 10
 _BREAKS = re.compile(r"[\t\n\r]+")
 _BEYOND_ASCII = re.compile("[\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
-"""The characters that `formats.visible` replaces and that JSON does not escape."""
+"""The characters that `amounts.visible` replaces and that JSON does not escape."""
 _RED, _GREEN, _YELLOW = 31, 32, 33
 _COLOURS = {
     "running": _GREEN,
@@ -85,11 +85,11 @@ def emit_one(command: Formatted, item: Mapping[str, Any], page: Callable[[], str
     """Print one item: `page` for the formats table and wide, `name` (default: the item's id) for the format name."""
     output = command.output
     if output == "name":
-        _out(formats.visible(str(item["id"] if name is None else name)))
+        _out(amounts.visible(str(item["id"] if name is None else name)))
     elif output in ("json", "yaml"):
         _out(dump(item, output))
     else:
-        _out(formats.visible(page()))
+        _out(amounts.visible(page()))
 
 
 def emit_stream(
@@ -117,7 +117,7 @@ def _out(text: str) -> None:
 
 def say(text: str) -> None:
     """Print a message to stderr."""
-    print(f"mizzen: {formats.visible(text)}", file=sys.stderr)
+    print(f"mizzen: {amounts.visible(text)}", file=sys.stderr)
 
 
 class ProgressLine:
@@ -140,7 +140,7 @@ class ProgressLine:
 
     def _line(self) -> str:
         part = min(1.0, self._done_bytes / self._total_bytes) if self._total_bytes else 1.0
-        return f"{formats.size(self._done_bytes)} of {formats.size(self._total_bytes)} read, {part:.0%}"
+        return f"{amounts.size(self._done_bytes)} of {amounts.size(self._total_bytes)} read, {part:.0%}"
 
     def __enter__(self) -> "ProgressLine":
         return self
@@ -217,7 +217,7 @@ def cell(value: object) -> str:
     """Return a value as one line of text without control characters; `-` for None and for empty values."""
     if value is None or value == "" or value == () or value == [] or value == {}:
         return "-"
-    return formats.visible(_BREAKS.sub(" ", str(value)))
+    return amounts.visible(_BREAKS.sub(" ", str(value)))
 
 
 def measure(text: str) -> int:

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.environment import local_path
-from mizzen.memory.client import MemoryServer, remote_server, start
+from mizzen.memory.connection import MemoryServer, remote_server, start
 from mizzen.objects.disk import read
 from mizzen.objects.store import (
     Body,
