@@ -41,13 +41,14 @@ def container_of(
     env: Mapping[str, str],
     owner: Owner | None,
     gpus: tuple[str, ...],
+    paths: Sequence[str],
 ) -> dict[str, Any]:
     """Returns `TaskLaunch.container` of the task `run`, without limits. `runs` are the attempt's tasks on the machine.
 
     `image` is what the engine says about the job's image, and `env` the complete environment of the task. `gpus` are
-    ids of the GPUs that the attempt holds: each of its tasks may copy between them.
+    ids of the GPUs that the attempt holds: each of its tasks may copy between them. `paths` is as `AgentConfig.paths`.
     """
-    reads, writes = task_paths(launch, runs, config.paths)
+    reads, writes = task_paths(launch, runs, paths)
     private = run.path.parent / "private"
     mounts = {path: (os.path.realpath(path), False) for path in reads}
     mounts |= {path: (os.path.realpath(path), True) for path in writes}

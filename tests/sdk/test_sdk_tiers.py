@@ -25,7 +25,7 @@ from mizzen.checkpoint import (
     Tiers,
     list_committed,
 )
-from mizzen.memory import client, wire
+from mizzen.memory import connection, wire
 from mizzen.memory.memory_store import open_memory, token_of
 from mizzen.objects.files import FileStore
 from tests.netns.namespaces import Network, why_not
@@ -217,7 +217,7 @@ def test_a_gang_whose_memory_is_lost_loads_the_root(tmp_path: Path, machines: li
     _train_gang(root, [first, second], 1, KILLED)
     saved = list_committed(root)[0].step
     memory_servers.kill(first)
-    server = client.remote_server(*_addresses(root)[0], token_of(FileStore(root)))
+    server = connection.remote_server(*_addresses(root)[0], token_of(FileStore(root)))
     server.delete([key for key in server.ask("list", prefix="parts/")["found"] if ".r0000." in key])
     said = _train_gang(root, [third, second], 2)
     assert [out.split()[0] for out, _ in said] == [str(saved)] * 2
@@ -336,7 +336,7 @@ def test_damaged_memory_is_not_loaded(tmp_path: Path, machines: list[Path]) -> N
     saver = _open(root, machines[0])
     for step in (1, 2):
         _try_save(saver, step)
-    server = client.local_server(token_of(FileStore(root)))
+    server = connection.local_server(token_of(FileStore(root)))
     for key, size in server.ask("list", prefix="parts/")["found"].items():
         content = memoryview(bytearray(size))
         assert server.get(key, content, 0) == size
@@ -355,9 +355,9 @@ def test_only_the_run_has_access(tmp_path: Path, machines: list[Path]) -> None:
     token = token_of(FileStore(root))
     assert (root / "memory" / "token").stat().st_mode & 0o077 == 0
     told = json.loads(next((root / "memory" / "servers").iterdir()).read_text())
-    client.remote_server(told["host"], told["port"], token).ask("list", prefix="")
+    connection.remote_server(told["host"], told["port"], token).ask("list", prefix="")
     with pytest.raises(OSError, match=r"closed|reset"):
-        client.remote_server(told["host"], told["port"], bytes(32)).ask("list", prefix="")
+        connection.remote_server(told["host"], told["port"], bytes(32)).ask("list", prefix="")
     with socket.create_connection((told["host"], told["port"]), 5) as link:
         wire.receive(link)
         wire.send(link, {"do": "list", "prefix": ""})

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from mizzen.memory import wire
-from mizzen.memory.server import folder, name_of
+from mizzen.memory.server import folder, name_of, short_path
 
 ANSWER_S = 10.0
 """Time limit for an answer, and for a pause within a content."""
@@ -23,6 +23,7 @@ SLOWEST_BYTES_PER_S = 20e6
 """A content that is slower than this, in addition to `ANSWER_S`, counts as lost."""
 _CONNECT_S = 5.0
 _START_S = 10.0
+_AGENT_S = 30.0
 _PAUSES_S = (0.0, 0.0, 0.1, 0.5)
 """Pauses before each try to start a server: another process may be starting it."""
 _SDK = str(Path(__file__).parents[2])
@@ -41,6 +42,8 @@ class MemoryServer:
         self.id = ""
         """Changes when the server is started again; empty before `greet`."""
         self.port = 0
+        self.machine = ""
+        """The scheduler's id of its machine; empty: unknown."""
         self._connect, self._token = connect, token
         self._free: list[socket.socket] = []
         self._lock = threading.Lock()
@@ -238,19 +241,27 @@ def _sender(link: socket.socket, ends_s: float) -> Iterator[Callable[[memoryview
 
 def local_server(token: bytes) -> MemoryServer:
     """Return the server of this machine, which may not run."""
-    path = str(folder() / name_of(token)) + ".sock"
+    held = held_folder()
+    path = held / "server.sock" if held else (folder() / name_of(token)).with_suffix(".sock")
+    return MemoryServer(lambda: _connected(path), token, f"the memory server of this machine ({path})")
 
-    def connect() -> socket.socket:
-        link = socket.socket(socket.AF_UNIX)
-        link.settimeout(_CONNECT_S)
-        try:
-            link.connect(path)
-        except BaseException:
-            link.close()
-            raise
-        return link
 
-    return MemoryServer(connect, token, f"the memory server of this machine ({path})")
+def held_folder() -> Path | None:
+    """Return the folder with the sockets of the memory server that the machine's agent holds; None: it holds none."""
+    told = os.environ.get("MIZZEN_MEMORY_SERVER")
+    return Path(told) if told else None
+
+
+def _connected(path: Path) -> socket.socket:
+    link = socket.socket(socket.AF_UNIX)
+    link.settimeout(_CONNECT_S)
+    try:
+        with short_path(path) as short:
+            link.connect(short)
+    except BaseException:
+        link.close()
+        raise
+    return link
 
 
 def remote_server(host: str, port: int, token: bytes) -> MemoryServer:
@@ -264,8 +275,21 @@ def remote_server(host: str, port: int, token: bytes) -> MemoryServer:
     return MemoryServer(connect, token, f"the memory server at {host}:{port}")
 
 
+def _asked(path: Path, told: dict[str, Any]) -> str | None:
+    """Ask the agent of this machine to start the server; return why it does not, or None."""
+    try:
+        with _connected(path) as link:
+            link.settimeout(_AGENT_S)
+            wire.send(link, told)
+            return wire.receive(link).get("error")
+    except OSError as error:
+        return f"the agent of this machine: {error}"
+
+
 def start(told: dict[str, Any]) -> MemoryServer:
     """Return the server of this machine; if none runs, start it as a process that outlives this one.
+
+    Where an agent of mizzen holds the servers, the agent starts it, with the machine's limit.
 
     `told`: see `server.serve`.
 
@@ -284,6 +308,9 @@ def start(told: dict[str, Any]) -> MemoryServer:
             raise
         except OSError as error:
             reason = str(error)
+        if (held := held_folder()) is not None:
+            reason = _asked(held / "start.sock", told) or reason
+            continue
         command = [sys.executable, "-I", "-c", code]
         try:
             ended = subprocess.run(

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.environment import local_path
-from mizzen.memory.connection import MemoryServer, remote_server, start
+from mizzen.memory.connection import MemoryServer, held_folder, remote_server, start
 from mizzen.objects.disk import read
 from mizzen.objects.store import (
     Body,
@@ -126,6 +126,7 @@ class MemoryStore(ObjectStore):
             return
         if self._host is not None and self._own.port:
             address = {"host": self._host, "port": self._own.port, "at_s": round(time.time())}
+            address["machine"] = os.environ.get("MIZZEN_MACHINE", "")
             self._published(f"{_SERVERS}{self._own.id}.json", json.dumps(address).encode())
 
     def _published(self, key: str, address: bytes) -> None:
@@ -155,7 +156,9 @@ class MemoryStore(ObjectStore):
             self._looking.release()
         names = sorted(name for name, server in self._others.items() if not server.is_away)
         after = [name for name in names if name > self._own.id]
-        self._peer = self._others[(after or names)[0]] if names else None
+        wanted = os.environ.get("MIZZEN_MEMORY_PEER")
+        told = [name for name in names if wanted and self._others[name].machine == wanted]
+        self._peer = self._others[(told or after or names)[0]] if names else None
 
     def _reached(self, name: str, key: str) -> MemoryServer | None:
         """Return the server with an address; None, and remove the address, if there is no such server any more."""
@@ -169,7 +172,7 @@ class MemoryStore(ObjectStore):
         if gone:
             self._bucket.delete(key)
             return None
-        server.id = name
+        server.id, server.machine = name, str(told.get("machine", ""))
         return server
 
     def _servers(self) -> list[MemoryServer]:
@@ -374,10 +377,11 @@ def open_memory(
 
     Args:
         bucket: the root.
-        limit_bytes: memory limit of the server; None: a quarter of the machine's or container's memory.
+        limit_bytes: memory limit of the server; None: a quarter of the machine's or container's memory, or what the
+            agent of mizzen grants.
         idle_s: the server ends if it is not used for so long.
         address: `host` or `host:port` at which other machines reach the server; None: there are no other machines.
-        start: starts the server; see `client.start`.
+        start: starts the server; see `connection.start`.
     """
     host, _, port = (address or "").partition(":")
     token, why = b"", ""
@@ -389,7 +393,7 @@ def open_memory(
     def own() -> MemoryServer:
         if why:
             raise OSError(why)
-        limit = memory_of_machine() // 4 if limit_bytes is None else limit_bytes
+        limit = memory_of_machine() // 4 if limit_bytes is None and held_folder() is None else limit_bytes
         about = {"limit_bytes": limit, "idle_s": idle_s, "host": host or None, "port": int(port or 0)}
         return start({"token": token.hex(), **about})
 
