@@ -1,4 +1,4 @@
-"""Memory servers that agents hold: real agents on a real Temporal, trainings that are killed, machines that are lost."""
+"""Memory servers that agents hold: real agents on a real Temporal; trainings are killed, and machines are lost."""
 
 import contextlib
 import json
@@ -114,7 +114,7 @@ async def test_a_killed_task_continues_from_the_memory_of_its_machine(lab: Lab) 
         first = training(lab, [config], 5, "killed")
         lab.write(first)
         assert not (await run(lab, first, config)).succeeded
-        assert server_pid(config) is not None
+        await until_async(lambda: "saved 5" in said(lab, first)); assert server_pid(config) is not None, said(lab, first)
         forget_parts(lab, first)
         second = training(lab, [config], 7, attempt=2)
         lab.write(second)
@@ -239,7 +239,7 @@ def _used_bytes(cgroup: str) -> int:
 
 
 async def test_the_server_outlives_the_agent(lab: Lab) -> None:
-    """While no agent runs, a training saves to memory; the next agent finds the server, and starts one that was killed."""
+    """The server continues while no agent runs; the next agent finds it, and starts one that was killed."""
     config = machine(lab)
     hold = lab.folder / "hold"
     hold.touch()

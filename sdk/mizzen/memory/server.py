@@ -68,6 +68,8 @@ def short_path(path: Path) -> Iterator[str]:
 class _Server:
     def __init__(self, told: dict[str, Any], path: Path) -> None:
         self.path = path
+        self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        """The user of the server may not enter the folders above it."""
         self._token = bytes.fromhex(told["token"])
         self._limit_bytes, self._idle_s = int(told["limit_bytes"]), float(told["idle_s"])
         self._fills = bool(told.get("folder"))
@@ -92,9 +94,17 @@ class _Server:
 
     def wait(self) -> None:
         """Return when the server was not used for its time limit, or its socket was removed; it is removed then."""
-        while (left_s := self._used_at_s + self._idle_s - time.monotonic()) > 0 and self.path.exists():
+        while (left_s := self._used_at_s + self._idle_s - time.monotonic()) > 0 and self._is_there():
             time.sleep(min(left_s, _LOOK_S))
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(self.path.name, dir_fd=self._folder)
+
+    def _is_there(self) -> bool:
+        try:
+            os.stat(self.path.name, dir_fd=self._folder)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _serve(self, link: socket.socket) -> None:
         with suppress(OSError, ValueError, AttributeError, TypeError), link:
