@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import mizzen
 from agent import records
 from agent.cgroups import TaskLimits, limit, remove_cgroup
 from agent.config import AgentConfig
@@ -42,6 +43,7 @@ from agent.processes import ProcessIdentity, kill_until_gone
 from agent.record_files import read_sound
 from agent.state import StateFolder, check_workload
 from domain.launch import LaunchDescription
+from mizzen.memory import wire
 from mizzen.memory.server import short_path
 
 FOLDER = "memory"
@@ -50,11 +52,10 @@ _LEAST_BYTES = 1 << 20
 _OWN_BYTES, _OWN_THREADS, _OWN_CPUS_MILLI = 64 << 20, 512, 1000
 """What the process of a server needs besides the memory that it holds."""
 _START_S, _ASKED_S = 20.0, 10.0
-_HEADER = struct.Struct(">I")
 _MOST_ASKED_BYTES = 4096
 _CODE = f"""
 import sys
-sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(short_path.__code__.co_filename).parents[2])]!r}
+sys.path[:0] = {[str(Path(__file__).parents[1]), str(Path(str(mizzen.__file__)).parents[1])]!r}
 from agent.memory_servers import main
 main()
 """
@@ -117,7 +118,7 @@ class MemoryServers:
         self._config, self._state, self._ports = config, state, ports
         self._path = state.path / FOLDER
         self._changing = threading.Lock()
-        self._listening: dict[str, asyncio.Server] = {}
+        self._listening: dict[str, asyncio.Task[None]] = {}
 
     def folder_of(self, workload_id: str) -> Path | None:
         """Returns the folder with the sockets of a workload; None: the machine sets no memory aside."""
@@ -137,28 +138,30 @@ class MemoryServers:
             return
         await asyncio.to_thread(_make, folder, owner)
         known = self._listening.get(launch.workload_id)
-        if known is not None and known.is_serving() and (folder / _START).exists():
+        if known is not None and not known.done() and (folder / _START).exists():
             return
         users = {0, os.geteuid(), *(() if owner is None else (owner.uid,))}
+        link = await asyncio.to_thread(_bound, folder, owner)
 
-        async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            with contextlib.suppress(OSError, EOFError, ValueError, TimeoutError), contextlib.closing(writer):
-                link = writer.get_extra_info("socket")
-                user = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-                if user not in users:
-                    return
-                async with asyncio.timeout(_ASKED_S):
-                    size = _HEADER.unpack(await reader.readexactly(_HEADER.size))[0]
-                    if size > _MOST_ASKED_BYTES:
-                        return
-                    told = json.loads(await reader.readexactly(size))
-                body = json.dumps(await asyncio.to_thread(self._answer, launch, owner, told)).encode()
-                writer.write(_HEADER.pack(len(body)) + body)
-                await writer.drain()
+        async def answer() -> None:
+            while True:
+                asked, _ = await asyncio.get_running_loop().sock_accept(link)
+                await asyncio.to_thread(self._answer, asked, users, launch, owner)
 
-        self._listening[launch.workload_id] = await asyncio.start_unix_server(answer, sock=_bound(folder, owner))
+        if known is not None:
+            known.cancel()
+        self._listening[launch.workload_id] = asyncio.create_task(answer())
+        self._listening[launch.workload_id].add_done_callback(lambda _: link.close())
 
-    def _answer(self, launch: LaunchDescription, owner: Owner | None, told: Any) -> dict[str, Any]:
+    def _answer(self, link: socket.socket, users: set[int], launch: LaunchDescription, owner: Owner | None) -> None:
+        with contextlib.suppress(OSError, ValueError), link:
+            link.settimeout(_ASKED_S)
+            user = struct.unpack("3i", link.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+            if user in users:
+                told = wire.receive(link, _MOST_ASKED_BYTES)
+                wire.send(link, self._started(launch, owner, told))
+
+    def _started(self, launch: LaunchDescription, owner: Owner | None, told: Mapping[str, Any]) -> dict[str, Any]:
         try:
             self.start(launch, owner, told)
         except NoMemory as error:
@@ -271,7 +274,7 @@ class MemoryServers:
     def close(self) -> None:
         """Stops listening. The servers continue."""
         for listening in self._listening.values():
-            listening.close()
+            listening.cancel()
         self._listening.clear()
 
 
@@ -293,6 +296,7 @@ def _bound(folder: Path, owner: Owner | None) -> socket.socket:
         if owner is not None:
             os.chown(folder / _START, owner.uid, owner.gid)
         link.listen(16)
+        link.setblocking(False)
     except BaseException:
         link.close()
         raise

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig
-from agent.fleet import power_off
 from agent.memory_servers import end_servers
 from agent.state import StateFolder
 from domain.ids import checkpoint_prefix
@@ -28,7 +27,7 @@ from mizzen.checkpoint import Checkpointer, CheckpointSettings, Tiers
 steps, ends, size, go = int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
 rare = {"machine_mtbf_s": 1e12, "both_mtbf_s": 1e13, "process_mtbf_s": 1.0}
 tiers = Tiers(peers=int(os.environ["MIZZEN_GANG_MACHINES"]) > 1, **rare)
-checkpointer = Checkpointer(interval_s=0, settings=CheckpointSettings(tiers=tiers))
+checkpointer = Checkpointer(interval_s=0, settings=CheckpointSettings(tiers=tiers, agree=lambda number: number))
 state = {"w": b""}
 checkpointer.track(state=state)
 begin = checkpointer.restore()
@@ -52,6 +51,9 @@ def ended(tmp_path: Path) -> Iterator[None]:
 
 
 def machine(lab: Lab, name: str = "m1", **changes: Any) -> AgentConfig:
+    seen = lab.folder / "seen"
+    seen.mkdir(exist_ok=True)
+    changes.setdefault("paths", (f"{seen}:rw",))
     number = int(name[1:])
     ports = (21100 + 10 * number, 21109 + 10 * number)
     return lab.config(name, checkpoint_memory_bytes=_POOL, memory_bytes=512 << 20, ports=ports, **changes)
@@ -62,9 +64,9 @@ def training(
     memory: int = 448 << 20, size: int = 1 << 20, tenant_number: int = 0,
 ) -> LaunchDescription:  # fmt: skip
     """Returns an attempt with a task on each machine: rank 0 trains, the others wait."""
-    script = lab.folder / "training.py"
+    script = lab.folder / "seen" / "training.py"
     script.write_text(TRAINING)
-    go = lab.folder / "hold"
+    go = lab.folder / "seen" / "hold"
     train = f'exec "$MIZZEN_PYTHON" -W always {script} {steps} "{ends}" {size} {go}'
     wait = f'exec "$MIZZEN_PYTHON" -W always {script} 0 "" 1 {go}'
     commands = [train, *[f"{wait}; sleep 1000" for _ in configs[1:]]]
@@ -114,20 +116,21 @@ async def test_a_killed_task_continues_from_the_memory_of_its_machine(lab: Lab) 
         first = training(lab, [config], 5, "killed")
         lab.write(first)
         assert not (await run(lab, first, config)).succeeded
-        await until_async(lambda: "saved 5" in said(lab, first)); assert server_pid(config) is not None, said(lab, first)
+        await until_async(lambda: "saved 5" in said(lab, first), 90.0)
+        assert server_pid(config) is not None, said(lab, first)
         forget_parts(lab, first)
         second = training(lab, [config], 7, attempt=2)
         lab.write(second)
         assert (await run(lab, second, config)).succeeded
-        await until_async(lambda: "saved 7" in said(lab, second))
+        await until_async(lambda: "saved 7" in said(lab, second), 90.0)
         assert "begins 5 1048576" in said(lab, second), said(lab, first) + said(lab, second)
         assert server_pid(config) is None and not (config.state_dir / "memory" / "wl-1").exists()
 
 
 async def test_a_lost_machine_continues_from_the_memory_of_its_peer(lab: Lab) -> None:
-    """The machine that trained is powered off; the next attempt, on another one, loads from the memory of the peer."""
+    """The machine that trained is lost; the next attempt, on another one, loads from the memory of the peer."""
     one, other, new = machine(lab, "m1"), machine(lab, "m2"), machine(lab, "m3")
-    hold = lab.folder / "hold"
+    hold = lab.folder / "seen" / "hold"
     hold.touch()
     async with contextlib.AsyncExitStack() as stack:
         for config in (other, new):
@@ -135,12 +138,13 @@ async def test_a_lost_machine_continues_from_the_memory_of_its_peer(lab: Lab) ->
         first = training(lab, [one, other], 5)
         lab.write(first)
         await lab.run(first, other.machine)
-        await until_async(lambda: server_pid(other) is not None)
+        await until_async(lambda: server_pid(other) is not None, 90.0)
         async with lab.agent(one):
             await lab.run(first, one.machine)
-            await until_async(lambda: "saved 5" in said(lab, first))
+            await until_async(lambda: "saved 5" in said(lab, first), 90.0)
             assert f"begins 0 0 {other.machine}" in said(lab, first)
-        power_off(one.state_dir)
+            await lab.stop(first, one.machine, 0.0)
+        end_servers(StateFolder(one.state_dir))  # All that a loss of the machine ends.
         assert server_pid(one) is None
         stopped = await lab.stop(first, other.machine, 0.0)
         assert stopped.stopped
@@ -149,7 +153,7 @@ async def test_a_lost_machine_continues_from_the_memory_of_its_peer(lab: Lab) ->
         second = training(lab, [new, other], 6, attempt=2)
         lab.write(second)
         assert (await run(lab, second, new)).succeeded
-        await until_async(lambda: "saved 6" in said(lab, second))
+        await until_async(lambda: "saved 6" in said(lab, second), 90.0)
         assert "begins 5 1048576" in said(lab, second), said(lab, second)
         await lab.stop(second, other.machine, 0.0)
 
@@ -182,26 +186,26 @@ async def test_another_workload_cannot_read_it(lab: Lab) -> None:
     the port.
     """
     one, other = machine(lab, "m1"), machine(lab, "m2")
-    (lab.folder / "hold").touch()
-    (lab.folder / "stranger.py").write_text(STRANGER)
+    (lab.folder / "seen" / "hold").touch()
+    (lab.folder / "seen" / "stranger.py").write_text(STRANGER)
     async with lab.agent(one), lab.agent(other):
         first = training(lab, [one, other], 3, memory=200 << 20)
         lab.write(first)
         await lab.run(first, one.machine)
-        await until_async(lambda: "saved 3" in said(lab, first))
+        await until_async(lambda: "saved 3" in said(lab, first), 90.0)
         bucket = lab.folder / "bucket" / checkpoint_prefix("wl-1") / "memory" / "servers"
         [port] = {json.loads(path.read_text())["port"] for path in bucket.iterdir()}
         folder = one.state_dir / "memory" / "wl-1"
         for number in (0, 1):
-            command = f'"$MIZZEN_PYTHON" {lab.folder}/stranger.py {folder} {port}'
+            command = f'"$MIZZEN_PYTHON" {lab.folder}/seen/stranger.py {folder} {port}'
             launch = description(lab.region, one, command, workload_id=f"wl-{2 + number}", tenant_number=number)
             lab.write(launch)
             assert (await run(lab, launch, one)).succeeded
-            await until_async(lambda launch=launch: "port" in said(lab, launch))
+            await until_async(lambda launch=launch: "port" in said(lab, launch), 90.0)
             text = said(lab, launch)
             assert "server.sock FileNotFoundError" in text and "start.sock FileNotFoundError" in text
             assert "port ConnectionError" in text
-        (lab.folder / "hold").unlink()
+        (lab.folder / "seen" / "hold").unlink()
         await lab.stop(first, one.machine, 0.0)
 
 
@@ -215,12 +219,12 @@ async def test_the_limit_of_the_machine(lab: Lab) -> None:
         large = training(lab, [config], 3, "killed", memory=224 << 20, size=20 << 20)
         lab.write(large)
         await run(lab, large, config)
-        await until_async(lambda: "saved 3" in said(lab, large))
+        await until_async(lambda: "saved 3" in said(lab, large), 90.0)
         assert "bytes of memory are free" in said(lab, large)
         small = training(lab, [config], 3, "killed", workload_id="wl-2", memory=448 << 20, size=12 << 20)
         lab.write(small)
         await run(lab, small, config)
-        await until_async(lambda: "saved 3" in said(lab, small))
+        await until_async(lambda: "saved 3" in said(lab, small), 90.0)
         assert "Warning" not in said(lab, small), said(lab, small)
         record = json.loads((config.state_dir / "memory" / "wl-2" / "server.json").read_text())
         assert record["limit_bytes"] == _POOL
@@ -241,13 +245,13 @@ def _used_bytes(cgroup: str) -> int:
 async def test_the_server_outlives_the_agent(lab: Lab) -> None:
     """The server continues while no agent runs; the next agent finds it, and starts one that was killed."""
     config = machine(lab)
-    hold = lab.folder / "hold"
+    hold = lab.folder / "seen" / "hold"
     hold.touch()
     launch = training(lab, [config], 3)
     lab.write(launch)
     async with lab.agent(config):
         await lab.run(launch, config.machine)
-        await until_async(lambda: "saved 3" in said(lab, launch))
+        await until_async(lambda: "saved 3" in said(lab, launch), 90.0)
         before = server_pid(config)
     assert before is not None and server_pid(config) == before
     os.kill(before, signal.SIGKILL)
@@ -258,7 +262,7 @@ async def test_the_server_outlives_the_agent(lab: Lab) -> None:
         again = training(lab, [config], 6, "killed", attempt=2)
         lab.write(again)
         await run(lab, again, config)
-        await until_async(lambda: "saved 6" in said(lab, again))
+        await until_async(lambda: "saved 6" in said(lab, again), 90.0)
         assert server_pid(config) not in (None, before)
         kept = server_pid(config)
     async with lab.agent(config):
@@ -266,19 +270,19 @@ async def test_the_server_outlives_the_agent(lab: Lab) -> None:
         last = training(lab, [config], 7, attempt=3)
         lab.write(last)
         assert (await run(lab, last, config)).succeeded
-        await until_async(lambda: "saved 7" in said(lab, last))
+        await until_async(lambda: "saved 7" in said(lab, last), 90.0)
         assert "begins 6" in said(lab, last)
 
 
 async def test_a_cancelled_workload_leaves_nothing(lab: Lab) -> None:
     """A stop that ends the workload ends its server; so does an owner who takes the machine."""
     config = machine(lab)
-    (lab.folder / "hold").touch()
+    (lab.folder / "seen" / "hold").touch()
     async with lab.agent(config):
         launch = training(lab, [config], 2)
         lab.write(launch)
         await lab.run(launch, config.machine)
-        await until_async(lambda: server_pid(config) is not None and "saved 2" in said(lab, launch))
+        await until_async(lambda: server_pid(config) is not None and "saved 2" in said(lab, launch), 90.0)
         request = StopNode("wl-1", 1, 0.0, ends=True)
         await (await lab.start(Activity.STOP_NODE, config.machine, request)).result(NodeOutcome)
         assert server_pid(config) is None and not (config.state_dir / "memory" / "wl-1").exists()
