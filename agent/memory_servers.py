@@ -233,7 +233,9 @@ class MemoryServers:
     def _cgroups(self, workload_id: str, size: int) -> list[str]:
         if not self._config.cgroup:
             return []
-        return limit(f"{workload_id}.memory", TaskLimits(size + _OWN_BYTES, _OWN_THREADS, _OWN_CPUS_MILLI))[0]
+        # Emulated machines of one computer have their cgroups in the same folder.
+        machine = hashlib.sha256(self._config.machine.encode()).hexdigest()[:12]
+        return limit(f"{workload_id}.memory.{machine}", TaskLimits(size + _OWN_BYTES, _OWN_THREADS, _OWN_CPUS_MILLI))[0]
 
     @staticmethod
     def _kill(held: _Held) -> None:

@@ -18,7 +18,7 @@ _FAILURES = (
     ReasonCode.OUT_OF_MEMORY,
     ReasonCode.NO_PROGRESS,
     ReasonCode.UNCONFIRMED_FAILURE,
-    ReasonCode.LAUNCH_TIMED_OUT,
+    ReasonCode.RETRIES_EXHAUSTED,
 )
 """Ends of attempts whose machines remain. They count only after a checkpoint: a script that always fails at its start
 says nothing about trainings."""

@@ -152,7 +152,8 @@ async def test_a_lost_machine_continues_from_the_memory_of_its_peer(lab: Lab) ->
         hold.unlink()
         second = training(lab, [new, other], 6, attempt=2)
         lab.write(second)
-        assert (await run(lab, second, new)).succeeded
+        outcome = await run(lab, second, new)
+        assert outcome.succeeded, said(lab, second)
         await until_async(lambda: "saved 6" in said(lab, second), 90.0)
         assert "begins 5 1048576" in said(lab, second), said(lab, second)
         await lab.stop(second, other.machine, 0.0)

@@ -265,8 +265,12 @@ def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
         os.chown(server.path, *told["user"])
     links[-1].listen(64)
     if detach:
+        ready, starting = os.pipe()
         if os.fork():
+            os.close(starting)
+            os.read(ready, 1)  # Until the child is ready, or has ended.
             os._exit(0)
+        os.close(ready)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
@@ -278,6 +282,7 @@ def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
             os.setgid(group)
             os.setuid(user)
         links[-1].listen(64)  # The credentials that clients see are those of this process.
+        os.close(starting)
     for link in links:
         threading.Thread(target=server.listen, args=[link], daemon=True).start()
     return server
