@@ -50,7 +50,7 @@ of processes, and machine hours, of attempts that have saved; the machines, and 
 """
 
 
-class Hazards(NamedTuple):
+class LossRates(NamedTuple):
     """Rates for each machine hour; None: too few observations for an estimate."""
 
     machine_per_h: float | None = None
@@ -65,24 +65,24 @@ class ClusterHazards:
     """The hazards of all clusters, each cached for `_HAZARD_KEPT_S`."""
 
     def __init__(self) -> None:
-        self._cached: dict[tuple[str, str], tuple[float, Hazards]] = {}
+        self._cached: dict[tuple[str, str], tuple[float, LossRates]] = {}
         """The hazards of each cluster (region, name), with the expiry time of the entry (monotonic clock)."""
 
-    def mean(self, session: Session, machines: Sequence[Machine]) -> Hazards:
+    def mean(self, session: Session, machines: Sequence[Machine]) -> LossRates:
         """Returns the mean hazards of the machines' clusters in the window.
 
         A rate is None if for at least one cluster there are too few observations.
         """
         found = [self._of(session, machine.region, machine.cluster) for machine in machines]
-        return Hazards(*(_mean(rates) for rates in zip(*found, strict=True))) if found else Hazards()
+        return LossRates(*(_mean(rates) for rates in zip(*found, strict=True))) if found else LossRates()
 
-    def _of(self, session: Session, region: str, cluster: str) -> Hazards:
+    def _of(self, session: Session, region: str, cluster: str) -> LossRates:
         """Returns the hazards of a cluster. They depend on zone and capacity kind, which a cluster's machines share.
 
         Lost machines and machines that their platform reclaimed count as interruptions. Evictions, drains and
         operators' preemptions do not count: tasks have their grace to save, and the zone is not the cause.
         """
-        until_s, hazards = self._cached.get((region, cluster), (0.0, Hazards()))
+        until_s, hazards = self._cached.get((region, cluster), (0.0, LossRates()))
         if time.monotonic() < until_s:
             return hazards
         values = {
@@ -95,7 +95,7 @@ class ClusterHazards:
         }
         lost, machine_h, processes, saved_h, machines, pairs = session.execute(_SEEN, values).one()
         both = hazard_per_h(int(pairs), float(machine_h)) if machines > 1 else None
-        hazards = Hazards(
+        hazards = LossRates(
             hazard_per_h(int(lost), float(machine_h)),
             hazard_per_h(int(processes), float(saved_h)),
             # Each pair has two machines, and each machine is in one pair with each other machine.

@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 from activities.data import checkpoint_stores
 from activities.lifecycle import image_digests
 from activities.lifecycle.archive_files import ArchiveWriter, UploadedArchive, was_damaged
-from activities.lifecycle.cluster_hazard import ClusterHazards, Hazards
+from activities.lifecycle.cluster_hazard import ClusterHazards, LossRates
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from activities.lifecycle.workloads import move
@@ -347,7 +347,7 @@ class LaunchActivities:
         machines: Mapping[str, str],
         slots: Sequence[TaskSlots],
         sealed: dict[str, str],
-        hazards: Hazards,
+        hazards: LossRates,
         peers: Mapping[str, str],
         stale: Mapping[str, datetime],
         tenant_number: int,

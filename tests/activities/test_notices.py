@@ -218,7 +218,7 @@ def test_a_launch_tells_its_tasks_the_rates_of_tiers_and_their_peers(fleet: Worl
     lost together. The machines of a gang are peers of each other.
     """
     for number in range(6):
-        saved = [] if number < 2 else [TaskProgress("main", 0, step=9, checkpoint_step=9)]
+        saved = [] if number < 2 else [TaskProgress("main", 0, step=9, checkpoint_step=9, checkpoint_at_s=1e9)]
         workload = fleet.running(job(gpus=2), ago_s=3600.0)
         fleet.release(workload, Phase.FAILED, progress=saved)
     fleet.configure()
@@ -229,7 +229,8 @@ def test_a_launch_tells_its_tasks_the_rates_of_tiers_and_their_peers(fleet: Worl
     assert launch.checkpoint.machine_hazard_per_h is None and launch.checkpoint.both_hazard_per_h is None
     assert launch.memory_peers == {}
     fleet.release(workload, Phase.CANCELLED)
-    gang = job(tasks=2, gpus=4)
+    fleet.machine(OTHER, 2)
+    gang = job(tasks=2, gpus=2)
     for number in range(4):
         workload = fleet.running(gang, ago_s=3600.0)
         one, other = sorted({task.machine for task in stage_launch(fleet, workload)[1].tasks})

@@ -11,6 +11,7 @@ from tests.decoys import Decoys, packages
 
 OTHERS = {
     "agent/isolation.py": "isolated",
+    "agent/memory_servers.py": "isolated",
     "agent/lending/owner_socket.py": "tells the owner's command the agent's own Python",
     "agent/network/shaping.py": "isolated",
     "agent/sandbox.py": "isolated",
