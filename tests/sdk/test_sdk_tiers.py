@@ -306,6 +306,36 @@ def test_a_killed_server_is_started_again(tmp_path: Path, machines: list[Path]) 
     assert all(uri.startswith("memory+") for uri in found.verified)
 
 
+def _held(root: Path) -> set[str]:
+    """Returns the keys of the parts that two memory servers hold; none if there are no two."""
+    where = [json.loads(path.read_text()) for path in root.glob("memory/servers/*")]
+    token = token_of(FileStore(root))
+    servers = [connection.remote_server(one["host"], one["port"], token) for one in where]
+    found = [set(server.ask("list", prefix="parts/")["found"]) for server in servers]
+    return set.intersection(*found) if len(found) == 2 else set()
+
+
+def test_a_peer_that_comes_later_gets_earlier_parts(tmp_path: Path, machines: list[Path]) -> None:
+    """Parts that have not changed since before the peer started are copied to it, so a lost machine loses nothing."""
+    root, options = tmp_path / "root", {"peers": True, "address": "127.0.0.1"}
+    saver, frozen = _open(root, machines[0], **options), {"frozen": np.arange(1000.0)}
+    assert saver.try_save(1, _state(1) | frozen)
+    holder = _hold(root, machines[1], "127.0.0.1")
+    end_s, step = time.monotonic() + 60, 1
+    while not any("frozen" in key for key in _held(root)):
+        assert time.monotonic() < end_s
+        time.sleep(0.5)
+        step += 1
+        saver.only_due_tiers()
+        assert saver.try_save(step, _state(step) | frozen)
+    memory_servers.kill(machines[0])
+    found = _open(root, machines[2], **options).load_latest()
+    assert found is not None and found.step == step
+    assert all(uri.startswith("memory+") for uri in found.verified)
+    holder.kill()
+    holder.communicate()
+
+
 def test_a_full_server_is_a_warning(tmp_path: Path, machines: list[Path]) -> None:
     """The limit holds; the root is then saved to at the interval of a lost process."""
     saver = _open(tmp_path / "root", machines[0], memory_bytes=100_000, process_mtbf_s=1, both_mtbf_s=1e9)

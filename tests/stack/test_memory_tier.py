@@ -57,10 +57,18 @@ def test_a_lost_machine_continues_from_the_memory_of_its_peer(stack: Up, tmp_pat
     script.write_text(TRAINING)
     hold.touch()
     python = f'PYTHONPATH="{ROOT / "sdk"}" "$MIZZEN_PYTHON" -W always {script}'
-    train = f'if test "$RANK" = 0; then {python} $((5 + MIZZEN_ATTEMPT)) "" 1000000 {hold}; fi'
-    run = f'{train}\n{python} 0 "" 1 {hold}; sleep 1000'
+    run = f"""
+    if test "$RANK" = 0; then
+        until test -e {tmp_path}/peer; do sleep 0.1; done
+        {python} $((5 + MIZZEN_ATTEMPT)) "" 1000000 {hold}
+    fi
+    {python} 0 "" 1 {hold}
+    touch {tmp_path}/peer
+    sleep 1000
+    """
     job = {"name": "main", "tasks": 2, "resources": {"cpus": 3, "memory": "600MiB"}, "run": run}
-    workload = str(stack.client().submit({"version": 1, "name": "held", "tenant": "t", "jobs": [job]})["id"])
+    document = {"version": 1, "name": "held", "tenant": "t", "checkpoint": {"grace": "1s"}, "jobs": [job]}
+    workload = str(stack.client().submit(document)["id"])
 
     def said(attempt: int) -> str:
         return b"\n".join(stack.client().logs(workload, attempt=attempt, task=0)).decode()

@@ -13,6 +13,7 @@ While parts are read, a failing server counts as one that does not have the part
 
 import io
 import json
+import mmap
 import os
 import socket
 import threading
@@ -110,7 +111,9 @@ class MemoryStore(ObjectStore):
         self._told: set[str] = set()
         self._look_after_s = self._start_after_s = 0.0
         self._pause_s = _FIRST_LOOK_S
-        self._starting, self._looking = threading.Lock(), threading.Lock()
+        self._starting, self._looking, self._filling = threading.Lock(), threading.Lock(), threading.Lock()
+        self._filled = ""
+        """The id of the peer that has all parts of this machine."""
         self._start_own()
         self._look()
 
@@ -191,6 +194,8 @@ class MemoryStore(ObjectStore):
         if (self._peer is None or self._peer.is_away) and time.monotonic() > self._look_after_s:
             self._look()
         peer = self._peer if self._peer is not None and not self._peer.is_away else None
+        if peer is not None and not self._has_filled(peer):
+            self.has_peer, peer = False, None
         if peer is None:
             failed = [self._put_own(key, chunks)]
         else:
@@ -203,6 +208,29 @@ class MemoryStore(ObjectStore):
             raise errors[0]
         for error in errors:
             self._tell(f"{self.uri('')}: parts are stored only once: {error}")
+
+    def _has_filled(self, peer: MemoryServer) -> bool:
+        """Copy the parts that this machine holds to a new peer; return whether the peer has them.
+
+        A checkpoint may refer to unchanged parts of earlier ones.
+        """
+        with self._filling:
+            if peer.id == self._filled:
+                return True
+            try:
+                theirs = peer.ask("list", prefix=_PARTS)["found"]
+                for key, size in self._own.ask("list", prefix=_PARTS)["found"].items():
+                    if key not in theirs and size and (descriptor := self._own.open(key)) is not None:
+                        try:
+                            with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
+                                peer.put(key, [view])
+                        finally:
+                            os.close(descriptor)
+            except OSError as error:
+                self._tell(f"{self.uri('')}: parts are stored only once: {error}")
+                return False
+            self._filled = peer.id
+            return True
 
     def _put_own(self, key: str, chunks: Sequence[memoryview]) -> OSError | None:
         for again in (False, True):
