@@ -21,12 +21,12 @@ SUITE ?=
 
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml sdk/pyproject.toml research/pyproject.toml
+$(VENV)/.ready: requirements.lock requirements-uv.lock pyproject.toml client/pyproject.toml sdk/pyproject.toml research/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "mizzen needs Python 3.11 or newer: make PYTHON=python3.12" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@test -x $(BIN)/uv || $(BIN)/python -m pip install -q --disable-pip-version-check --require-hashes -r requirements-uv.lock
 	@$(BIN)/uv pip sync -q --python $(BIN)/python --require-hashes requirements.lock
-	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e . -e research
+	@$(BIN)/uv pip install -q --python $(BIN)/python --no-deps --no-build-isolation -e sdk -e client -e . -e research
 	@echo "compiling the inner loops of the schedulers (half a minute, once for each version)"
 	@$(BIN)/python -m activities.scheduling.precompile
 	@touch $@
@@ -264,7 +264,7 @@ format: setup
 
 # Updates the lock files. They contain no index URLs.
 lock:
-	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen $(patsubst %,--no-emit-package %,django asgiref sqlparse) --upgrade pyproject.toml -o requirements.lock
+	@$(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate --group dev --extra demo --no-emit-package mizzen --no-emit-package mizzen-client $(patsubst %,--no-emit-package %,django asgiref sqlparse) --upgrade pyproject.toml -o requirements.lock
 	@$(BIN)/python tests_integrations/lock.py $(BIN)/uv
 	@printf 'skypilot\nsniffio\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-skypilot.lock
 	@printf 'compose-spec\nhelm-python-sdk\nkubernetes-validate\npromql-parser\npytest\npyyaml\n' | $(BIN)/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-emit-find-links --no-header --no-annotate - -o requirements-deploy.lock

@@ -34,7 +34,7 @@ from agent.output_storage import OutputStorage
 from agent.ports import SERVING
 from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, prove
-from agent.staged import StagedAttempt
+from agent.staged import BadLaunch, StagedAttempt
 from agent.staging import Stager
 from agent.state import AttemptFolder, StateFolder
 from agent.task_progress import read_progress
@@ -92,6 +92,7 @@ class NodeActivities:
         self._state = state
         self._disk = DiskPool(config, state)
         self._stager = stager
+        self._memory = stager.launches.memory
         self._files = AttemptFiles(stager, shipping, outputs, lender)
         self._beat_s = config.heartbeat_interval_s
         self._locks = locks
@@ -146,6 +147,8 @@ class NodeActivities:
         with detaching():
             async with heartbeats(self._beat_s):
                 await self._end(request.workload_id, request.attempt, request.grace_s)
+                if request.ends:
+                    await asyncio.to_thread(self._memory.end, request.workload_id)
             return await asyncio.to_thread(self._stopped_outcome, request)
 
     @activity.defn(name=Activity.RUN_ELEMENTS.value)
@@ -236,6 +239,10 @@ class NodeActivities:
                     except (OSError, NotStarted) as failure:
                         _log.error("attempt %s: %s", folder.key, failure)
             self._files.ship_all(folder)
+        for folder in self._state.unfinished():
+            with contextlib.suppress(CannotUnseal, DamagedRecord, BadLaunch):
+                if self._state.is_started(folder) and (staged := self._stager.load(folder)) is not None:
+                    await self._memory.listen(staged.launch, self._stager.launches.owner(staged))
 
     # ------------------------------------------------------------------------------------------------- what may run
 
@@ -359,7 +366,10 @@ class NodeActivities:
         async with heartbeats(self._beat_s):
             await self._gpus.until_freed(staged.folder)
         await self._store_outputs(staged)
-        return await asyncio.to_thread(self._outcome, staged)
+        found = await asyncio.to_thread(self._outcome, staged)
+        if found.succeeded:
+            await asyncio.to_thread(self._memory.end, staged.launch.workload_id)
+        return found
 
     async def _start(self, staged: StagedAttempt, masters: dict[str, str]) -> DiskWatch | None:
         """Starts the tasks that were not started; returns the watcher of their disk space (None: it has no limit)."""
@@ -370,6 +380,7 @@ class NodeActivities:
                 tasks.start(run, self._stager.launches.launch_of(staged, staged.places[index], masters))
 
         disk = await asyncio.to_thread(self._disk_watch, staged)
+        await self._memory.listen(staged.launch, self._stager.launches.owner(staged))
         await asyncio.gather(*(asyncio.to_thread(start, run, index) for index, run in enumerate(staged.runs)))
         self._files.ship(staged, staged.runs)
         return disk

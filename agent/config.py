@@ -92,6 +92,11 @@ class AgentConfig(BaseModel):
     independently of this interval."""
     hello_interval_s: float = Field(30.0, gt=0)
     """Interval at which the agent registers its machine again while no `machine.attend` activity runs, in seconds."""
+    checkpoint_memory_bytes: int = Field(0, ge=0)
+    """The part of `memory_bytes` that tasks do not get, because it holds checkpoints (`agent.memory_servers`). 0: the
+    machine holds none; trainings that use the tier start servers of their own, which end with their tasks."""
+    keep_memory_s: float = Field(600.0, ge=0)
+    """How long the checkpoints of a workload without a task on this machine stay in memory, in seconds."""
     keep_runs_s: float = Field(600.0, ge=0)
     """How long an attempt's folder is kept after all output of its tasks was shipped, in seconds."""
     keep_at_most_s: float = Field(14 * 86400.0, ge=0)
@@ -172,6 +177,11 @@ class AgentConfig(BaseModel):
         if self.platform is not None and self.platform not in (DETECT, *PLATFORMS, *PRIORS):
             known = ", ".join(dict.fromkeys((DETECT, *PLATFORMS, *PRIORS)))
             raise ValueError(f"platform {self.platform!r}: must be one of {known}")
+        if self.checkpoint_memory_bytes > self.memory_bytes // 2:
+            raise ValueError(
+                f"checkpoint_memory_bytes {self.checkpoint_memory_bytes}: must be at most half of memory_bytes,"
+                f" {self.memory_bytes}"
+            )
         if self.research_bytes_s >= self.link_bytes_s:
             raise ValueError(f"research_bytes_s {self.research_bytes_s:g}: must be less than link_bytes_s")
         if self.isolation is not Isolation.NONE and os.geteuid() == 0 and not (self.tenant_uids or self.run_as):
@@ -185,6 +195,11 @@ class AgentConfig(BaseModel):
         self.task_owner()
         self.owner_uid()
         return self
+
+    @property
+    def task_memory_bytes(self) -> int:
+        """The memory that tasks can request on this machine."""
+        return self.memory_bytes - self.checkpoint_memory_bytes
 
     def kept_s(self, launch: LaunchDescription | None) -> float:
         """Returns how long the folder of an attempt is kept after its end, in seconds."""

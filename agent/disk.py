@@ -93,7 +93,7 @@ class DiskPool:
             return DiskUse(**kept["limit"])
         pool = self._now()
         shares = [sum(place.cpus_milli for place in places) / config.cpus_milli]
-        shares.append(sum(place.memory_bytes for place in places) / config.memory_bytes)
+        shares.append(sum(place.memory_bytes for place in places) / config.task_memory_bytes)
         if config.gpus:
             shares.append(sum(len(place.slots) for place in places) / config.gpus)
         part = config.disk_fraction * min(1.0, max(shares))

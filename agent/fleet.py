@@ -18,6 +18,7 @@ from pathlib import Path
 from agent import cgroups, shim
 from agent.config import AgentConfig
 from agent.host import run_agent
+from agent.memory_servers import end_servers
 from agent.processes import kill_until_gone, with_run_ids
 from agent.state import POWERED_OFF, StateFolder
 from infra.config.services import TemporalSettings
@@ -267,6 +268,7 @@ def power_off(state_dir: Path) -> None:
         for path in run.cgroups():
             cgroups.remove_cgroup(path)
     state.clear_private()
+    end_servers(state)
     (state.path / "incarnation").unlink(missing_ok=True)
 
 

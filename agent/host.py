@@ -90,7 +90,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
         config, state, stager, shipping, notices, lender, locks, gpus, outputs=outputs, uplink=uplink
     )
     sessions = TaskSessions(config, state, stager)
-    tidying = asyncio.create_task(tidy_periodically(config, state, lender))
+    tidying = asyncio.create_task(tidy_periodically(config, state, lender, stager.launches.memory))
     listening = asyncio.create_task(notices.run())
     lending = [asyncio.create_task(work) for work in (lender.run(), lender.reopen_polls(), gpus.run())]
     if uplink is not None:
@@ -138,6 +138,7 @@ async def serve(config: AgentConfig, client_factory: ClientFactory, stop: asynci
             task.cancel()
         await asyncio.wait(lending, timeout=1.0)
         await sessions.close()
+        stager.launches.memory.close()
         if uplink is not None:
             uplink.close()
         if traffic is not None:

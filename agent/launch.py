@@ -109,6 +109,7 @@ def environment(
     port: int | None = None,
     credentials: Mapping[str, str] = MappingProxyType({}),
     gpus: Sequence[int] | None = None,
+    memory: Path | None = None,
 ) -> dict[str, str]:
     """Returns the complete environment of a task. It inherits nothing from the agent's environment.
 
@@ -117,9 +118,10 @@ def environment(
     libraries look at the variables first. `platform` is the platform's name in `mizzen.cadence`, or None if it is
     unknown. `port` is the port on which the task serves requests, if it serves any. `credentials` are variables by
     which libraries find the task's credentials for its buckets. `gpus` are the numbers of its GPUs as the task sees
-    them; None: those of its slots. The user's variables may replace `credentials`, PATH, HOME, USER, LOGNAME, LANG and
-    PYTHONUNBUFFERED, but no other variable that mizzen sets. User variables whose names start with `MIZZEN_` are
-    dropped.
+    them; None: those of its slots. `memory` is the folder of the workload's memory server.
+
+    The user's variables may replace `credentials`, PATH, HOME, USER, LOGNAME, LANG and PYTHONUNBUFFERED, but no other
+    variable that mizzen sets. User variables whose names start with `MIZZEN_` are dropped.
     """
     job = launch.jobs[place.job]
     theirs = {k: v for k, v in {**job.env, **secrets}.items() if not k.startswith("MIZZEN_")}
@@ -161,6 +163,14 @@ def environment(
         ours["MIZZEN_CHECKPOINT_MAX_FAILURES"] = str(launch.checkpoint.max_failures)
     if launch.checkpoint.machine_hazard_per_h is not None:
         ours["MIZZEN_MACHINE_HAZARD_PER_H"] = f"{launch.checkpoint.machine_hazard_per_h:.6g}"
+    if launch.checkpoint.process_hazard_per_h is not None:
+        ours["MIZZEN_PROCESS_HAZARD_PER_H"] = f"{launch.checkpoint.process_hazard_per_h:.6g}"
+    if launch.checkpoint.both_hazard_per_h is not None:
+        ours["MIZZEN_BOTH_HAZARD_PER_H"] = f"{launch.checkpoint.both_hazard_per_h:.6g}"
+    if (peer := launch.memory_peers.get(place.machine)) is not None:
+        ours["MIZZEN_MEMORY_PEER"] = peer
+    if memory is not None:
+        ours["MIZZEN_MEMORY_SERVER"] = str(memory)
     if platform is not None:
         ours["MIZZEN_PLATFORM"] = platform
     if port is not None:

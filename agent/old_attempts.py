@@ -9,6 +9,7 @@ from agent.config import AgentConfig
 from agent.containers.leftovers import remove_images, remove_stray
 from agent.lending.lender import Lender
 from agent.logs import shipped
+from agent.memory_servers import MemoryServers
 from agent.outcomes import forget_outcomes, keep_outcome
 from agent.output_storage import has_outputs
 from agent.shared_memory import remove_left
@@ -20,14 +21,18 @@ _ABANDONED_S = 86400.0
 _log = logging.getLogger(__name__)
 
 
-async def tidy_periodically(config: AgentConfig, state: StateFolder, lender: Lender) -> None:
-    """Periodically removes the folders of old attempts, old outcomes and records of stops, and left shared memory."""
+async def tidy_periodically(config: AgentConfig, state: StateFolder, lender: Lender, memory: MemoryServers) -> None:
+    """Periodically removes the folders of old attempts, old outcomes and records of stops, and left shared memory.
+
+    Ends memory servers that are not needed any more.
+    """
     while True:
         await asyncio.to_thread(remove_stray, config, state)
         await asyncio.sleep(max(1.0, min(60.0, config.keep_runs_s)))
         try:
             await asyncio.to_thread(remove_images, config, state)
             await asyncio.to_thread(tidy, state, config, is_owners=lender.lending.is_whole)
+            await asyncio.to_thread(memory.tidy)
             await asyncio.to_thread(forget_outcomes, state, config.keep_outcomes_s)
             await asyncio.to_thread(state.forget_stopped, config.keep_stopped_s)
             if config.tenant_uids is not None:

@@ -100,6 +100,22 @@ class Ports:
             attempt.save_ports(held | {SERVING: port})
             self._known()[port] = attempt
 
+    def unreserved(self, seed: str) -> int:
+        """Returns a port of the range that no attempt has reserved and that can be bound now. It is not reserved.
+
+        The search starts at a hash of `seed`.
+
+        Raises:
+            NoFreePort: there is none.
+        """
+        start = zlib.crc32(seed.encode())
+        with self._lock:
+            for step in range(self._size):
+                port = self._first + (start + step) % self._size
+                if self._holder(port) is None and self._free(port):
+                    return port
+        raise NoFreePort(f"none of the ports {self._first} to {self._first + self._size - 1} is free")
+
     def _holder(self, port: int) -> AttemptFolder | None:
         """Returns the attempt whose reservation of a port is valid, or None. Reads the folder of at most one."""
         holder = self._known().get(port)

@@ -45,7 +45,7 @@ async def say_hello(client: Client, config: AgentConfig, state: StateFolder, len
         gpu_type=config.gpu_type,
         gpus=config.gpus,
         cpus_milli=config.cpus_milli,
-        memory_bytes=config.memory_bytes,
+        memory_bytes=config.task_memory_bytes,
         address=config.address,
         incarnation=state.incarnation(),
         public_key=sealed.public_key(state.private_key()),

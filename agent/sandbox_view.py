@@ -15,6 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import mizzen
+import mizzen_client
 from agent.sandbox import FOLDERS
 from agent.task_network import RESOLV_CONF
 
@@ -112,9 +113,10 @@ def sandbox_command(
     return [*arguments, "--remount-ro", "/dev", "--remount-ro", "/"]
 
 
-def _python() -> tuple[str, str, str]:
-    """Returns the folders of this process's Python and of the SDK, which every task sees."""
-    return sys.prefix, sys.base_prefix, str(Path(mizzen.__file__).parents[1])
+def _python() -> tuple[str, ...]:
+    """Returns the folders of this process's Python, of the SDK and of the client, which every task sees."""
+    packages = (str(Path(str(package.__file__)).parents[1]) for package in (mizzen, mizzen_client))
+    return sys.prefix, sys.base_prefix, *packages
 
 
 def why_no_mount(place: str, more: Iterable[str]) -> str | None:

@@ -20,6 +20,7 @@ from agent.device_rules import HeldGpus
 from agent.element_chunks import lane_of
 from agent.isolation import counts_processes, local_checkpoints, sandbox_of
 from agent.launch import DEFAULT_PATH, Owner, TaskLaunch, environment, script_command, setup_command
+from agent.memory_servers import MemoryServers
 from agent.notices import MachineNotices
 from agent.ports import NoFreePort, Ports, PortTaken
 from agent.processes import task_environment
@@ -42,6 +43,7 @@ class TaskLaunches:
     def __init__(self, config: AgentConfig, state: StateFolder, notices: MachineNotices, images: ImageStore) -> None:
         self._config = config
         self.ports = Ports(state, *config.ports)
+        self.memory = MemoryServers(config, state, self.ports)
         self._notices = notices
         self._images = images
         self._warned: set[str] = set()
@@ -133,7 +135,7 @@ class TaskLaunches:
         run, owner = staged.run(place), self.owner(staged)
         found = container_of(
             self._config, launch=staged.launch, runs=staged.runs, run=run, place=place, image=self._images.get(image),
-            env=own.env, owner=owner, gpus=held.ids(),
+            env=own.env, owner=owner, gpus=held.ids(), paths=self._paths(staged),
         )  # fmt: skip
         if self._config.cgroup and place.memory_bytes:
             limits = self._task_limits(place)
@@ -200,6 +202,7 @@ class TaskLaunches:
             port=port,
             credentials=self.credentials(staged).environment(run),
             gpus=gpus,
+            memory=self.memory.folder_of(staged.launch.workload_id),
         )
         search = f"{env['PATH']}:{DEFAULT_PATH}"
         first, *others = (staged.run(other) for other in staged.places if other.job == place.job)
@@ -235,9 +238,14 @@ class TaskLaunches:
             closed = () if self._config.metadata_service else (*connect_rules.METADATA4, *connect_rules.METADATA6)
             network = {"program": slirp4netns(), "cgroup": self._network_cgroup(staged), "closed": closed}
         return sandbox_of(
-            staged.folder.private, staged.launch, staged.runs, self._config.paths, shm_bytes, files, network,
+            staged.folder.private, staged.launch, staged.runs, self._paths(staged), shm_bytes, files, network,
             self._most_processes(staged),
         )  # fmt: skip
+
+    def _paths(self, staged: StagedAttempt) -> tuple[str, ...]:
+        """Returns the paths of the machine that the attempt's tasks see, as in `AgentConfig.paths`."""
+        memory = self.memory.folder_of(staged.launch.workload_id)
+        return self._config.paths if memory is None else (*self._config.paths, str(memory))
 
     def _most_processes(self, staged: StagedAttempt) -> int:
         """Returns the limit on processes in the sandbox of an attempt, if it needs no cgroup; 0: there is none."""

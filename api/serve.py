@@ -20,7 +20,7 @@ from infra.db.migrate import refuse_unknown
 from infra.errors import StackError
 from infra.master_key import check_master_key
 from infra.memory import collect_seldom
-from mizzen.tunnel.frames import MAX_FRAME_BYTES
+from mizzen_client.tunnel.frames import MAX_FRAME_BYTES
 
 _log = logging.getLogger(__name__)
 _HANDSHAKE_S = 10.0

@@ -47,7 +47,7 @@ from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.supervisor import dies_with_parent
 from infra.temporal_client import connect
-from mizzen.client import Client
+from mizzen_client import Client
 
 CLIENTS = 8
 _AT_ONCE = 200

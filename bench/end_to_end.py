@@ -37,7 +37,7 @@ from infra.stack.lock import data_folder
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child, dies_with_parent
 from infra.temporal_client import connect
-from mizzen.client import Client
+from mizzen_client import Client
 
 WORKLOADS, CLIENTS = 500, 8
 RATES = {1: 30, 10: 200}

@@ -9,8 +9,8 @@ import sys
 from collections import Counter
 
 WHEELS = (
-    "activities", "agent", "api", "capacity", "domain", "gms", "infra", "proxies", "reclaim", "rms", "sdk", "server",
-    "services", "simulation", "tetris", "workflows",
+    "activities", "agent", "api", "capacity", "client", "domain", "gms", "infra", "proxies", "reclaim", "rms", "sdk",
+    "server", "services", "simulation", "tetris", "workflows",
 )  # fmt: skip
 OTHERS = ("reference", "research")
 _TESTS = ("tests", "tests_integrations")

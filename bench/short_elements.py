@@ -18,7 +18,7 @@ from bench.end_to_end import EndToEndStack
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians
 from bench.slurm_cluster import TUNED, slurm_cluster, why_no_slurm
 from infra.stack.lock import data_folder
-from mizzen.client import Client
+from mizzen_client import Client
 
 ELEMENTS, MORE, SLOTS = 1000, 10_000, 8
 _LOOK_S = 0.05

@@ -16,6 +16,7 @@ PAGES = {
     "SECURITY.md": "security.md",
     "CHANGELOG.md": "changelog.md",
     "LICENSE": "license.txt",
+    "client/README.md": "rooms/client.md",
     "sdk/README.md": "rooms/sdk.md",
     "examples/README.md": "examples/index.md",
 }

@@ -32,6 +32,10 @@ class CheckpointLaunch(_Frozen):
     """URI of the workload's checkpoint folder in the store of the cluster or the bucket of the region."""
     machine_hazard_per_h: float | None = Field(None, gt=0)
     """Observed interruptions per machine hour in the region; None: too few observations for an estimate."""
+    process_hazard_per_h: float | None = Field(None, gt=0)
+    """Observed losses of processes, with or without their machine, per machine hour; None as above."""
+    both_hazard_per_h: float | None = Field(None, gt=0)
+    """Observed losses of a machine together with a given other one of its cluster, per machine hour; None as above."""
     max_failing_s: float | None = None
     max_failures: int | None = None
     """Limits of saves that fail in a row (`domain.spec.CheckpointSpec`)."""
@@ -110,6 +114,8 @@ class LaunchDescription(_Frozen):
     tasks: tuple[TaskPlace, ...]
     addresses: dict[str, str] = Field(default_factory=dict)
     """Machine to the address at which other machines reach it."""
+    memory_peers: dict[str, str] = Field(default_factory=dict)
+    """Machine to the machine that holds a second copy of its checkpoints in memory (`domain.memory_peers`)."""
     isolation: Isolation = Isolation.NONE
     """The weakest mode of isolation in which agents start the tasks."""
     keep_s: float | None = None

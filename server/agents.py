@@ -32,7 +32,7 @@ from infra.machine_shape import MachineShape
 from infra.stack.embedded import MACHINE_KEYS
 from infra.stack.fleet import Fleet, load_fleet
 from infra.users import user_name
-from mizzen.cli.formats import plural
+from mizzen_client.cli.formats import plural
 
 _log = logging.getLogger(__name__)
 _FIRST_PORT = 20000
@@ -47,7 +47,7 @@ _TASK_SETTINGS = (
     "keep_runs_s", "keep_at_most_s", "keep_free", "output_bytes", "log_bytes", "largest_output_bytes",
     "largest_output_files", "keep_stopped_s", "processes_per_task", "processes_per_cpu",
     "keep_images_s", "images_bytes", "image_bytes_s", "paths", "metadata_service", "s3_role", "gcs_tokens",
-    "credentials_s",
+    "credentials_s", "keep_memory_s",
 )  # fmt: skip
 """Settings of `tasks:` that are fields of `AgentConfig`."""
 
@@ -135,6 +135,7 @@ def _config_here(
     region, cluster, _ = machine.split("/")
     first = _FIRST_PORT + number * _PORTS_EACH
     return _config(
+        settings,
         machine=machine,
         region=region,
         cluster=cluster,
@@ -176,6 +177,7 @@ def run_agent(settings: Settings, options: dict[str, Any]) -> int:
     if isolation["isolation"] is Isolation.NONE and not run_as:
         _warn(_why_shared(isolation["isolation_why"]))
     config = _config(
+        settings,
         **{option: options[option] for option in _OPTIONS},
         machine=machine_id(options["region"], options["cluster"], name),
         cpus_milli=round(options["cpus"] * 1000),
@@ -327,9 +329,10 @@ def _warn(text: str | None) -> None:
         _log.warning("%s", text)
 
 
-def _config(**values: Any) -> AgentConfig:
+def _config(settings: Settings, **values: Any) -> AgentConfig:
+    held = int(values["memory_bytes"] * settings.tasks.checkpoint_memory)
     try:
-        return AgentConfig(**values)
+        return AgentConfig(checkpoint_memory_bytes=held, **values)
     except ValidationError as error:
         raise ConfigurationError("; ".join(problem_lines(AgentConfig, error))) from None
 

@@ -9,9 +9,9 @@ from urllib.parse import urlsplit
 
 from infra.addresses import parse_address
 from infra.errors import ConfigurationError
-from mizzen.client.contexts import active_context
-from mizzen.client.errors import NotConfigured
-from mizzen.client.transport import tls_context
+from mizzen_client.contexts import active_context
+from mizzen_client.errors import NotConfigured
+from mizzen_client.transport import tls_context
 from proxies.balance.api_client import Api
 from proxies.balance.configuration import ProxyLimits
 from proxies.balance.process import find_haproxy

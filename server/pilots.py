@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from domain.units import parse_duration_s, parse_size_bytes
-from mizzen.cli import formats
-from mizzen.cli.plain.printer import Column, emit_list, say
-from mizzen.cli.session import Commands, Session, finish
+from mizzen.cli.printer import Column, emit_list, say
+from mizzen_client.cli import formats
+from mizzen_client.cli.session import Commands, Session, finish
 from server.commands import run_command
 from server.options import FILE, included, option, takes
 

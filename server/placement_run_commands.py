@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from mizzen.cli import formats
 from mizzen.cli.exits import Exit
-from mizzen.cli.plain.printer import Column, emit_list, emit_one
-from mizzen.cli.session import Session, finish, say
+from mizzen.cli.printer import Column, emit_list, emit_one
+from mizzen_client.cli import formats
+from mizzen_client.cli.session import Session, finish, say
 
 if TYPE_CHECKING:
-    from mizzen.client.client import Client
-    from mizzen.client.views import PlacementRunReport
+    from mizzen_client.client import Client
+    from mizzen_client.views import PlacementRunReport
 
 _MOVES_SHOWN = 20
 _UNPLACED_SHOWN = 10

@@ -8,8 +8,8 @@ from typing import IO, Any
 import click
 
 from infra.errors import ConfigurationError
-from mizzen.cli.plain.printer import dump, emit_one
-from mizzen.cli.session import Commands, Session, finish, say
+from mizzen.cli.printer import dump, emit_one
+from mizzen_client.cli.session import Commands, Session, finish, say
 from server.commands import EXIT_USAGE, run_command
 from server.options import argument, option, takes
 from server.placement_run_commands import COMMANDS as PLACEMENT_COMMANDS

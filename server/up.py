@@ -19,9 +19,9 @@ from infra.stack.embedded import EmbeddedStack
 from infra.stack.fleet import Fleet, load_fleet
 from infra.stack.fork_server import ForkServer
 from infra.stack.lock import data_folder
-from mizzen.cli.formats import plural
-from mizzen.cli.setup_commands import open_browser
 from mizzen.objects.urls import check_url
+from mizzen_client.cli.formats import plural
+from mizzen_client.cli.setup_commands import open_browser
 from server.agents import FleetIsolation, fleet_isolation
 
 

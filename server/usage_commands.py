@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from infra.errors import MizzenError
-from mizzen.cli.plain.printer import emit_one
-from mizzen.cli.session import Commands, Session, finish, say
-from mizzen.client.errors import ApiError
+from mizzen.cli.printer import emit_one
+from mizzen_client.cli.session import Commands, Session, finish, say
+from mizzen_client.errors import ApiError
 
 if TYPE_CHECKING:
     from server.usage_files import UsageRow

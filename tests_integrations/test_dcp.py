@@ -9,7 +9,7 @@ from torch.distributed.checkpoint import load, save
 from torch.distributed.checkpoint.api import CheckpointException
 
 from mizzen.checkpoint import Checkpointer, list_committed
-from mizzen.cli.plain.runner import run
+from mizzen.cli.runner import run
 from mizzen.integrations import dcp
 from tests_integrations.dcp_gangs import gang, killed_saves
 

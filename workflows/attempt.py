@@ -274,9 +274,10 @@ class AttemptRun:
             ran_s = self._state.ran_s + workflow.time() - self._started_s
             await transition(self._state, Phase.CHECKPOINTING, why_stopped(self._told, self._plan, ran_s))
             await self._drain(gang)
-            if self._lane is not None and self._told is not None and self._told.kind == MessageKind.CANCEL:
+            ends = self._told is not None and self._told.kind == MessageKind.CANCEL
+            if self._lane is not None and ends:
                 await self._lane.cancel([])
-            await gang.stop(self._plan.grace_s, lost=lost_machine(self._told))
+            await gang.stop(self._plan.grace_s, lost=lost_machine(self._told), ends=ends)
         return StepOutcome.DONE
 
     async def _drain(self, gang: GangTasks) -> None:

@@ -236,14 +236,17 @@ class GangTasks:
         """What a runner's machine reported about array elements when the runner ended."""
         return [one for outcome in self._outcomes.values() for one in outcome.elements]
 
-    async def stop(self, grace_s: float, lost: str | None = None) -> None:
-        """Stops the tasks of every node and waits until none runs. `lost` is a machine that is known to be gone."""
+    async def stop(self, grace_s: float, lost: str | None = None, *, ends: bool = False) -> None:
+        """Stops the tasks of every node and waits until none runs. `lost` is a machine that is known to be gone.
+
+        `ends`: the workload ends with these tasks.
+        """
         self._stopping = True
         self._lost = self._lost or lost
         if lost is not None:
             self.silent.add(lost)
         asked = [n.machine for n in self._plan.nodes if n.machine != self._lost and not self._is_given_back(n.machine)]
-        await asyncio.gather(*(self._stop(machine, grace_s) for machine in asked))
+        await asyncio.gather(*(self._stop(machine, grace_s, ends) for machine in asked))
 
     def withdraw(self, machine: str) -> None:
         """Withdraws the launch on a machine that its owner has taken. A `stop` must follow.
@@ -263,7 +266,7 @@ class GangTasks:
         outcome = self._outcomes.get(machine)
         return bool(outcome and outcome.exits and outcome.notice and outcome.notice.platform == OWNER)
 
-    async def _stop(self, machine: str, grace_s: float) -> None:
+    async def _stop(self, machine: str, grace_s: float, ends: bool) -> None:
         if machine in self._withdrawn:
             with suppress(asyncio.TimeoutError):
                 await workflow.wait_condition(self._runs[machine].done, timeout=_WITHDRAWN_S)
@@ -272,7 +275,7 @@ class GangTasks:
         try:
             outcome = await stop_node(
                 machine,
-                StopNode(self._id, self._attempt, grace_s),
+                StopNode(self._id, self._attempt, grace_s, ends),
                 lost_after_s=self._plan.node_lost_after_s,
                 heartbeat_timeout_s=self._plan.heartbeat_timeout_s,
             )

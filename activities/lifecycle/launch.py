@@ -17,7 +17,7 @@ from temporalio.exceptions import ApplicationError
 from activities.data import checkpoint_stores
 from activities.lifecycle import image_digests
 from activities.lifecycle.archive_files import ArchiveWriter, UploadedArchive, was_damaged
-from activities.lifecycle.cluster_hazard import ClusterHazards
+from activities.lifecycle.cluster_hazard import ClusterHazards, LossRates
 from activities.lifecycle.lent_work import limit_of
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from activities.lifecycle.workloads import move
@@ -25,6 +25,7 @@ from domain import array_elements, ids
 from domain.images import PULL_LOGIN
 from domain.isolation import Isolation, strongest
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
+from domain.memory_peers import memory_peers
 from domain.phases import Phase
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import LaunchPlan, NodeLaunch, StageRequest, TransitionRequest
@@ -134,7 +135,7 @@ class LaunchActivities:
                 attempt.store_url = checkpoint_stores.store_of(session, machines.values())
             store_url = attempt.store_url
             was_used = store_url is not None and checkpoint_stores.was_used(session, store_url, row.id, request.attempt)
-            hazard = self._hazards.mean(session, [machines[a.machine] for a in allocations])
+            hazards = self._hazards.mean(session, [machines[a.machine] for a in allocations])
             lent = lent_of(session, machines)
             least_s, size_bytes = self._settings.lifecycle.lent_launch_s, 0 if archive is None else archive.size_bytes
             attempt.launch_limit_s = limit_of(session, row.id, lent, least_s, size_bytes)
@@ -156,9 +157,10 @@ class LaunchActivities:
             store=store,
             checkpoints=checkpoints,
             machines={a.machine: machines[a.machine].address for a in allocations},
+            peers=memory_peers({a.machine: _fault_domain(machines[a.machine]) for a in allocations}),
             slots=tasks,
             sealed=sealed,
-            hazard=hazard,
+            hazards=hazards,
             stale=stale,
             tenant_number=tenant_number,
             isolation=strongest(spec.isolation, isolation),
@@ -345,7 +347,8 @@ class LaunchActivities:
         machines: Mapping[str, str],
         slots: Sequence[TaskSlots],
         sealed: dict[str, str],
-        hazard: float | None,
+        hazards: LossRates,
+        peers: Mapping[str, str],
         stale: Mapping[str, datetime],
         tenant_number: int,
         isolation: Isolation,
@@ -390,7 +393,9 @@ class LaunchActivities:
                 max_failing_s=spec.checkpoint.max_failing_s,
                 max_failures=spec.checkpoint.max_failures,
                 uri=checkpoints.uri(ids.checkpoint_prefix(request.workload_id)),
-                machine_hazard_per_h=hazard,
+                machine_hazard_per_h=hazards.machine_per_h,
+                process_hazard_per_h=hazards.process_per_h,
+                both_hazard_per_h=hazards.both_per_h,
             ),
             tables={table: store.uri(ids.table_prefix(table)) for table in spec.tables},
             stale_tables=dict(stale),
@@ -414,9 +419,14 @@ class LaunchActivities:
             },
             tasks=tuple(tasks),
             addresses=dict(machines),
+            memory_peers=dict(peers),
             serving=spec.serving,
             sealed_secrets=sealed,
         )
+
+
+def _fault_domain(machine: Machine) -> tuple[str, str]:
+    return machine.cluster, machine.rack
 
 
 def _refuse_wrong(session: Session, spec: WorkloadSpec, region: str) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import mizzen
+import mizzen_client
 from agent.config import AgentConfig
 from agent.containers.engine import (
     FOLDER_LABEL,
@@ -40,20 +41,21 @@ def container_of(
     env: Mapping[str, str],
     owner: Owner | None,
     gpus: tuple[str, ...],
+    paths: Sequence[str],
 ) -> dict[str, Any]:
     """Returns `TaskLaunch.container` of the task `run`, without limits. `runs` are the attempt's tasks on the machine.
 
     `image` is what the engine says about the job's image, and `env` the complete environment of the task. `gpus` are
-    ids of the GPUs that the attempt holds: each of its tasks may copy between them.
+    ids of the GPUs that the attempt holds: each of its tasks may copy between them. `paths` is as `AgentConfig.paths`.
     """
-    reads, writes = task_paths(launch, runs, config.paths)
+    reads, writes = task_paths(launch, runs, paths)
     private = run.path.parent / "private"
     mounts = {path: (os.path.realpath(path), False) for path in reads}
     mounts |= {path: (os.path.realpath(path), True) for path in writes}
     mounts |= {place: (str(private / name), True) for name, place in FOLDERS.items()}
     mounts |= {path: (str(own), True) for path, own in run.mounted(launch.jobs[place.job].mounts).items()}
-    package = Path(mizzen.__file__).parent
-    mounts[f"{_INSIDE}/sdk/mizzen"] = str(package), False
+    for package in (mizzen, mizzen_client):
+        mounts[f"{_INSIDE}/sdk/{package.__name__}"] = str(Path(str(package.__file__)).parent), False
     mounts[f"{_INSIDE}/python"] = str(Path(__file__).parent / "inside"), False
     uid, gid = (owner.uid, owner.gid) if owner is not None else (os.geteuid(), os.getegid())
     tmpfs = {path: _TMPFS for path in image.volumes if path not in mounts}

@@ -19,6 +19,7 @@ from agent.lending.owner_request import OwnersWord
 from agent.lending.polls import Polls
 from agent.lending.task_stop import Stopping
 from agent.locks import StartLocks
+from agent.memory_servers import end_servers
 from agent.notices import MachineNotices
 from agent.state import AttemptFolder, StateFolder
 from agent.task_watch import next_look
@@ -62,7 +63,7 @@ class Lender:
         clock: Callable[[], float] = time.time,
         file: LendingFile | None = None,
     ) -> None:
-        self._config, self._notices = config, notices
+        self._config, self._state, self._notices = config, state, notices
         self._stopping = Stopping(config, state, locks)
         self._writing = threading.Lock()
         self._clock = clock
@@ -344,6 +345,8 @@ class Lender:
             running = await self._stopping.remaining([one.folder for one in due])
             if not running:
                 await self._stopping.clean()
+                if gpus is None:
+                    await asyncio.to_thread(end_servers, self._state)
                 return
             await next_look(running, self._config.poll_interval_s)
 
@@ -377,6 +380,7 @@ class Lender:
         if not self.lending.is_whole or held:
             self._quiet_since_s = None
         elif self._quiet_since_s is None:
+            await asyncio.to_thread(end_servers, self._state)
             self._quiet_since_s = time.monotonic()
         elif time.monotonic() - self._quiet_since_s >= _PARTING_S and not self.away.is_set():
             self.away.set()

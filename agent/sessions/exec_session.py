@@ -8,9 +8,9 @@ from typing import Any
 from agent.sessions.descriptors import Descriptor
 from agent.sessions.session_shim import set_size
 from agent.sessions.shim_client import ShimClient
-from mizzen.tunnel import BadFrame, ByteChannel, ChannelReset, Channels, Frame, FrameKind, control
-from mizzen.tunnel.channels import Send
-from mizzen.tunnel.frames import STDERR, STDIN, STDOUT
+from mizzen_client.tunnel import BadFrame, ByteChannel, ChannelReset, Channels, Frame, FrameKind, control
+from mizzen_client.tunnel.channels import Send
+from mizzen_client.tunnel.frames import STDERR, STDIN, STDOUT
 
 _END_OF_FILE = b"\x04"
 _SIGNALS = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2})

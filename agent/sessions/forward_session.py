@@ -7,9 +7,9 @@ import socket
 from websockets.exceptions import ConnectionClosed
 
 from agent.sessions.shim_client import CannotStart, ShimClient
-from mizzen.tunnel import BadFrame, ByteChannel, Channels, Frame, FrameKind, control
-from mizzen.tunnel.channels import Send
-from mizzen.tunnel.splice import splice
+from mizzen_client.tunnel import BadFrame, ByteChannel, Channels, Frame, FrameKind, control
+from mizzen_client.tunnel.channels import Send
+from mizzen_client.tunnel.splice import splice
 
 MOST_CONNECTIONS = 128
 """Maximum number of open connections of a session."""

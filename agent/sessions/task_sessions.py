@@ -30,8 +30,8 @@ from agent.tasks import RunFolder, Stop, TaskState
 from agent.zygote_client import NoZygote, start_session
 from domain.protocol.activities import Activity
 from domain.protocol.sessions import OpenSession
-from mizzen.tunnel import BadFrame, control, unpack
-from mizzen.tunnel.dial import CannotConnect, dial
+from mizzen_client.tunnel import BadFrame, control, unpack
+from mizzen_client.tunnel.dial import CannotConnect, dial
 
 MOST = 64
 """Maximum number of open sessions of a machine."""

@@ -6,7 +6,7 @@ from pydantic import Field, ValidationError
 
 from api.bodies import Body, Line
 from infra.db.task_sessions import SessionKind
-from mizzen.tunnel.frames import BadFrame, control, unpack
+from mizzen_client.tunnel.frames import BadFrame, control, unpack
 
 
 class BeginSession(Body):

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
 from api.sessions.session_rows import OpenedSession, hash_of, reason_of, refusal_of
 from infra.config.services import LimitSettings
 from infra.db.session import in_db
-from mizzen.tunnel.frames import BadFrame, FrameKind, control, unpack
+from mizzen_client.tunnel.frames import BadFrame, FrameKind, control, unpack
 
 ANSWER_S = 45.0
 """How long the agent may take to join. The session's workflow gives up earlier, and records why."""

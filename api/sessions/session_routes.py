@@ -27,8 +27,8 @@ from infra.db.models import Allocation, Attempt, Workload
 from infra.db.session import in_db
 from infra.db.task_sessions import SessionKind, TaskSession
 from infra.db.tasks import tasks_of
-from mizzen.tunnel.dial import CannotConnect, dial
-from mizzen.tunnel.frames import BadFrame
+from mizzen_client.tunnel.dial import CannotConnect, dial
+from mizzen_client.tunnel.frames import BadFrame
 
 router = Router(tags=["workloads"])
 _RETRY_S = 10
@@ -64,7 +64,7 @@ class SessionView(View):
     responses=refusals(404, 409),
 )
 def request_session(id: str, body: SessionRequest, state: StateOf, caller: Submitter) -> SessionView:
-    """Prepares a session. It begins when the client connects to `path`; the protocol is that of `mizzen.tunnel`."""
+    """Prepares a session. It begins when the client connects to `path`. Protocol: `mizzen_client.tunnel`."""
     limits = state.settings.limits
     state.relays.require_room()
     with state.transaction() as session:

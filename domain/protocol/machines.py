@@ -134,6 +134,8 @@ class StopNode:
     workload_id: str
     attempt: int
     grace_s: float
+    ends: bool = False
+    """Whether the workload has ended, so that nothing of it is needed on the machine any more."""
 
 
 @dataclass

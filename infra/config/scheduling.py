@@ -218,6 +218,11 @@ class TaskSettings(Section):
     """How long an agent keeps the record of a workload's stopped attempts, in seconds. The agent would not refuse a
     start that Temporal delivers later than this."""
 
+    checkpoint_memory: float = Field(0.0, ge=0, le=0.5)
+    """The part of each machine's memory that holds checkpoints of trainings with tiers (docs/checkpoints.md). Tasks do
+    not get it. 0: none; then the memory of a training's checkpoints is part of its tasks', and ends with them."""
+    keep_memory_s: float = Field(600.0, ge=0)
+    """How long these checkpoints stay in the memory of a machine without a task of their workload, in seconds."""
     limits: bool = True
     """Whether each task gets cgroups with limits on memory and processes and a CPU weight from its resource request, if
     the agent may create them."""

@@ -1,6 +1,6 @@
 """The SDK for training code: checkpoints, notices, progress reports and the environment of a task.
 
-It needs only the standard library and no other package of mizzen, except `Executor`, which needs the extra `functions`.
+It needs only the standard library, except `Executor`, which is part of the distribution `mizzen-client`.
 Names are imported on first use, so `import mizzen` is fast.
 """
 
@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mizzen.checkpoint import Checkpointer, CheckpointSettings, open_checkpoints
+    from mizzen.client import Executor
     from mizzen.environment import TaskEnvironment
-    from mizzen.functions.executor import Executor
     from mizzen.notices import exit_preempted, preempted
     from mizzen.report import progress
 
@@ -30,7 +30,7 @@ __all__ = [
 _HOMES = {
     "CheckpointSettings": "mizzen.checkpoint",
     "Checkpointer": "mizzen.checkpoint",
-    "Executor": "mizzen.functions.executor",
+    "Executor": "mizzen.client",
     "TaskEnvironment": "mizzen.environment",
     "exit_preempted": "mizzen.notices",
     "open_checkpoints": "mizzen.checkpoint",

@@ -16,6 +16,8 @@
 | `MIZZEN_CHECKPOINT_MAX_FAILING_S` | how long saves may fail in a row, in seconds, if the workload sets it |
 | `MIZZEN_CHECKPOINT_MAX_FAILURES` | how many saves in a row may fail, if the workload sets it |
 | `MIZZEN_MACHINE_HAZARD_PER_H` | interruptions per machine hour in the cluster, if the scheduler has enough data |
+| `MIZZEN_PROCESS_HAZARD_PER_H` | losses of processes per machine hour, with or without their machine, if measured |
+| `MIZZEN_BOTH_HAZARD_PER_H` | losses of a machine together with another one, per machine hour, if measured |
 | `MIZZEN_GANG_MACHINES` | number of machines of the gang |
 | `MIZZEN_GANG_MTBF_S` | mean seconds between interruptions of the whole gang, if it is known |
 | `MIZZEN_PLATFORM` | platform of the machine (`mizzen.cadence`), if its agent has that setting |
@@ -23,6 +25,8 @@
 | `MIZZEN_DEADLINE_FILE` | file that says after the notice when SIGKILL comes (`mizzen.notices.AgentWatcher`) |
 | `MIZZEN_GCS_TOKEN_FILE` | file with a token for Google Cloud Storage and its expiry, which the agent renews |
 | `MIZZEN_REPORT` | file to which the task reports progress and checkpoints (`mizzen.report`) |
+| `MIZZEN_MEMORY_SERVER` | folder with the sockets of the memory server that the agent holds (`mizzen.memory`) |
+| `MIZZEN_MEMORY_PEER` | machine that holds a second copy of checkpoints in memory |
 | `MIZZEN_PYTHON` | a Python interpreter that has mizzen installed: the agent's own |
 | `MIZZEN_TABLE_<NAME>` | URI of an input table's folder in the region's bucket |
 | `MIZZEN_TABLE_<NAME>_COMPLETE_UNTIL` | for a stale table: the time up to which it is complete (RFC 3339, UTC) |

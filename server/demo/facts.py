@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from mizzen.client import Client
+from mizzen_client import Client
 
 
 @dataclass(frozen=True)

@@ -23,8 +23,8 @@ from infra.stack.fork_server import ForkServer
 from infra.stack.lock import NEW_FOLDER, data_folder
 from infra.stack.ports import free_port
 from infra.stack.supervisor import Child
-from mizzen.cli.formats import plural
-from mizzen.client import Client
+from mizzen_client import Client
+from mizzen_client.cli.formats import plural
 from server.agents import fleet_isolation, machine_state_dir
 from server.demo import checks, facts, report, scenario
 from server.demo.watch import EventPrinter

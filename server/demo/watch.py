@@ -10,8 +10,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mizzen.client import Client
-from mizzen.client.views import Event
+from mizzen_client import Client
+from mizzen_client.views import Event
 
 _SHOWN = {
     "workload.pending": "queued",

@@ -14,8 +14,8 @@ from capacity.providers.kubernetes.api import KubernetesApi
 from infra.documents import read_document
 from infra.errors import ConfigurationError, StackError
 from infra.files import stamp
-from mizzen.cli.session import Session
-from mizzen.client.errors import ClientError
+from mizzen_client.cli.session import Session
+from mizzen_client.errors import ClientError
 from server.commands import log_to_stderr, run_command
 from server.kueue.dispatcher import KueueDispatcher, Tables
 from server.kueue.settings import DispatcherSettings

@@ -6,7 +6,7 @@ from typing import Any
 from capacity.providers.kubernetes.settings import KubernetesMachineType
 from capacity.providers.kubernetes.status import condition
 from domain.scheduling import JobRequest
-from mizzen.client.convert.quantities import quantity
+from mizzen_client.convert.quantities import quantity
 
 Object = Mapping[str, Any]
 CONTROLLER = "kueue.x-k8s.io/multikueue"

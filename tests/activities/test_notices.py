@@ -211,3 +211,34 @@ def test_a_launch_tells_its_tasks_the_hazard_of_their_cluster(fleet: World) -> N
     assert launch.checkpoint.interval_s is None
     elsewhere = fleet.running(job(gpus=2, types=("h100",)), ago_s=0.0)
     assert stage_launch(fleet, elsewhere)[1].checkpoint.machine_hazard_per_h is None
+
+
+def test_a_launch_tells_its_tasks_the_rates_of_tiers_and_their_peers(fleet: World) -> None:
+    """Failures count as losses of processes only after a checkpoint; machines that are lost within ten minutes count as
+    lost together. The machines of a gang are peers of each other.
+    """
+    for number in range(6):
+        saved = [] if number < 2 else [TaskProgress("main", 0, step=9, checkpoint_step=9, checkpoint_at_s=1e9)]
+        workload = fleet.running(job(gpus=2), ago_s=3600.0)
+        fleet.release(workload, Phase.FAILED, progress=saved)
+    fleet.configure()
+    workload = fleet.running(job(gpus=2), ago_s=0.0)
+    launch = stage_launch(fleet, workload)[1]
+    process = launch.checkpoint.process_hazard_per_h
+    assert process is not None and abs(process - 4.5 / 4) < 0.01
+    assert launch.checkpoint.machine_hazard_per_h is None and launch.checkpoint.both_hazard_per_h is None
+    assert launch.memory_peers == {}
+    fleet.release(workload, Phase.CANCELLED)
+    fleet.machine(OTHER, 2)
+    gang = job(tasks=2, gpus=2)
+    for number in range(4):
+        workload = fleet.running(gang, ago_s=3600.0)
+        one, other = sorted({task.machine for task in stage_launch(fleet, workload)[1].tasks})
+        assert stage_launch(fleet, workload)[1].memory_peers == {one: other, other: one}
+        fleet.release(workload, Phase.PENDING, blames=(one, other)[number % 2])
+        fleet.change(workload, Phase.CANCELLED)
+    fleet.configure()
+    launch = stage_launch(fleet, fleet.running(gang, ago_s=0.0))[1]
+    # Three losses are followed by one of the other machine; 14 machine hours.
+    both = launch.checkpoint.both_hazard_per_h
+    assert both is not None and abs(both - 2 * 3.5 / 14) < 0.02

@@ -18,7 +18,7 @@ from domain.launch import LaunchDescription
 from domain.protocol.activities import Activity
 from domain.protocol.sessions import OpenSession
 from infra.keys import seal_for_machine
-from mizzen.tunnel import Channels, FrameKind, control, unpack
+from mizzen_client.tunnel import Channels, FrameKind, control, unpack
 from tests.agent.harness import Lab, description, until_async
 from tests.agent.test_containers import docker as docker
 from tests.agent.test_containers import image_config, image_launch

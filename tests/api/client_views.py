@@ -1,4 +1,4 @@
-"""Writes the SDK's types of responses, `sdk/mizzen/client/views.py`: `python -m tests.api.client_views`.
+"""Writes the SDK's types of responses, `client/mizzen_client/views.py`: `python -m tests.api.client_views`.
 
 The types are generated from the OpenAPI document, so a field and its description are written only once, in a view.
 datamodel-code-generator is not used. It repeats the fields of a base class in each subclass, also generates request
@@ -20,7 +20,7 @@ from infra.config.settings import Settings
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 
-FILE = Path(__file__).parents[2] / "sdk" / "mizzen" / "client" / "views.py"
+FILE = Path(__file__).parents[2] / "client" / "mizzen_client" / "views.py"
 _HEADER = '''"""Types of the API's responses, as typed dictionaries.
 
 The JSON is not converted, so fields and values that a newer server adds are kept. Times are ISO 8601 strings with a

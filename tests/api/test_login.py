@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from infra.stack.ports import free_port
-from mizzen.cli.app import run
-from mizzen.client import Client, NotConfigured
-from mizzen.client.contexts import config_path, load_contexts, save_contexts
+from mizzen_client import Client, NotConfigured
+from mizzen_client.cli.app import run
+from mizzen_client.contexts import config_path, load_contexts, save_contexts
 from tests.api.issuers import AUDIENCE, SigningIssuer, served
 from tests.api.world import ApiWorld, make_world
 
@@ -57,7 +57,7 @@ def test_a_login_is_saved_and_renewed(
     url: str, issuer: SigningIssuer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The code is shown; tokens are stored for the owner only, and renewed once, shortly before they expire."""
-    monkeypatch.setattr("mizzen.client.device._INTERVAL_S", 0.05)
+    monkeypatch.setattr("mizzen_client.device._INTERVAL_S", 0.05)
     issuer.outcomes = ["authorization_pending", "slow_down", "authorization_pending"]
     assert run(["login", url, "--device"]) == 0
     shown = capsys.readouterr()

@@ -8,7 +8,7 @@ from domain.phases import Phase
 from infra.db.models import Cluster, Region
 from infra.db.services import ServiceRow
 from infra.db.tenants import Secret, Tenant
-from mizzen.client import Client
+from mizzen_client import Client
 from tests.api.calls import T0, walk
 from tests.api.world import ApiWorld
 

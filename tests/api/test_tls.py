@@ -23,8 +23,8 @@ from infra.config.settings import load_settings
 from infra.errors import ConfigurationError
 from infra.stack.certificate import write_certificate
 from infra.stack.ports import free_port
-from mizzen.cli.app import run
-from mizzen.client import Client, NotConfigured, Unreachable
+from mizzen_client import Client, NotConfigured, Unreachable
+from mizzen_client.cli.app import run
 from tests.api.world import ApiWorld
 from tests.depth import few
 

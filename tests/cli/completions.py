@@ -2,7 +2,7 @@
 
 from click.shell_completion import get_completion_class
 
-from mizzen.cli.app import cli
+from mizzen_client.cli.app import cli
 
 
 def completions(arguments: list[str], incomplete: str) -> list[str]:

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from infra.db.session import open_engine
-from mizzen.cli.app import run
-from mizzen.client import Client
+from mizzen_client import Client
+from mizzen_client.cli.app import run
 from tests.cli.service import DOCUMENT, Capture, Cutter, Service, Submit, populate, serving, settings_for
 from tests.databases import Databases
 

@@ -15,9 +15,9 @@ from api.documents.service import read_service
 from api.documents.syntax import load_yaml
 from api.documents.workload import LIMITS, WORKLOAD, read_workload
 from api.problems import FieldError
-from mizzen.client.convert import convert
-from mizzen.client.convert.conversion import CannotConvert, Conversion
-from mizzen.client.convert.written import write_documents
+from mizzen_client.convert import convert
+from mizzen_client.convert.conversion import CannotConvert, Conversion
+from mizzen_client.convert.written import write_documents
 
 FOLDER = Path(__file__).parent / "converted"
 _DIGEST = "0" * 64

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from infra.archives import inspect_archive
-from mizzen.client import ArchiveError, Client, pack
-from mizzen.client.calls import Calls
+from mizzen_client import ArchiveError, Client, pack
+from mizzen_client.calls import Calls
 from tests.cli.service import DOCUMENT, Service
 
 
@@ -120,7 +120,7 @@ def test_all_that_cannot_be_packed_is_named(tmp_path: Path) -> None:
 
 def test_a_large_folder_names_its_largest_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The message has the size, the limit and what takes the space."""
-    monkeypatch.setattr("mizzen.client.archives.MAX_UNPACKED_BYTES", 3 << 20)
+    monkeypatch.setattr("mizzen_client.archives.MAX_UNPACKED_BYTES", 3 << 20)
     folder = write(
         tmp_path, {"small": "x", "data/one": "x" * (2 << 20), "data/two": "x" * (1 << 20), "big": "x" * (1 << 20)}
     )

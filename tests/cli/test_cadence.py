@@ -8,7 +8,7 @@ import yaml
 
 from domain.units import parse_duration_s
 from mizzen.cadence import PLATFORMS
-from mizzen.cli.app import run
+from mizzen_client.cli.app import run
 
 EXAMPLE = ["cadence", "--mtbf", "3h", "--save", "30s", "--step", "2s"]
 SHORT = ["cadence", "--save", "30s", "--step", "2s"]

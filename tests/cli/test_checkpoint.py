@@ -18,8 +18,8 @@ import yaml
 
 from mizzen.checkpoint import Checkpointer, CheckpointId, CheckpointSettings, Manifest, Part, list_committed
 from mizzen.checkpoint.log import Log
-from mizzen.cli.app import run
 from mizzen.objects.files import FileStore
+from mizzen_client.cli.app import run
 from tests.cli.completions import completions
 
 MAIN = """
@@ -105,7 +105,7 @@ def test_the_plain_wheel_explains_the_cadence(plain: Plain, capsys: pytest.Captu
     wrong = plain("cadence", "--save", "30s", "--step", "soon")
     assert wrong.returncode == 2 and "Invalid value for '--step': 'soon' must be a duration" in wrong.stderr
     unprintable = plain(*CADENCE, "-o", "yaml")
-    assert unprintable.returncode == 2 and "pip install 'mizzen[client]'" in unprintable.stderr
+    assert unprintable.returncode == 2 and "pip install mizzen-client" in unprintable.stderr
     assert unprintable.stdout == wrong.stdout == ""
 
 

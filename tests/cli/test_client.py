@@ -10,14 +10,14 @@ from itertools import islice
 import pytest
 from sqlalchemy import func, select
 
-import mizzen.client
+import mizzen_client
 from domain.ids import element_id
 from domain.phases import Phase
 from infra.db.array_rows import take_element
 from infra.db.models import Workload
 from infra.db.session import transaction
-from mizzen.client import Client, NotFound, Unreachable
-from mizzen.client.log_lines import FollowedTo
+from mizzen_client import Client, NotFound, Unreachable
+from mizzen_client.log_lines import FollowedTo
 from tests.cli.service import DOCUMENT, DONE, Cutter, Service, serving
 
 
@@ -304,7 +304,7 @@ def test_wait_returns_when_all_have_ended(service: Service, client: Client) -> N
 def test_pages_are_fetched_as_needed(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list of several pages has each workload once, newest first, up to the limit."""
     ids = [client.submit({**DOCUMENT, "name": "paged"})["id"] for _ in range(5)]
-    monkeypatch.setattr("mizzen.client.calls.PAGE", 2)
+    monkeypatch.setattr("mizzen_client.calls.PAGE", 2)
     assert [w["id"] for w in client.workloads(name="paged")] == ids[::-1]
     assert [w["id"] for w in client.workloads(name="paged", limit=3)] == ids[:1:-1]
 
@@ -325,7 +325,7 @@ def test_a_patient_call_gives_up_in_the_end(cutter: Cutter) -> None:
 
 
 def test_every_public_name_is_there() -> None:
-    """All public names of `mizzen.client` can be imported, and an unknown name is an AttributeError."""
-    assert all(getattr(mizzen.client, name) for name in mizzen.client.__all__)
+    """All public names of `mizzen_client` can be imported, and an unknown name is an AttributeError."""
+    assert all(getattr(mizzen_client, name) for name in mizzen_client.__all__)
     with pytest.raises(AttributeError):
-        _ = mizzen.client.Nonsense
+        _ = mizzen_client.Nonsense

@@ -11,8 +11,8 @@ from domain.ids import element_id
 from domain.phases import Phase
 from infra.db.array_rows import take_element
 from infra.db.session import transaction
-from mizzen.cli.app import run
 from mizzen.objects import open_store
+from mizzen_client.cli.app import run
 from tests.cli.service import DOCUMENT, Capture, Service
 from tests.cli.test_serving import SKYPILOT
 from tests.stored_outputs import store_output, tar_of

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 import pytest
 
-from mizzen.cli.app import cli, run
-from mizzen.cli.exits import MEANINGS, Exit
-from mizzen.cli.lazy import Lazy
-from mizzen.cli.session import OutputCommand
+from mizzen_client.cli.app import cli, run
+from mizzen_client.cli.exits import MEANINGS, Exit
+from mizzen_client.cli.lazy import Lazy
+from mizzen_client.cli.session import OutputCommand
 from tests.cli.completions import completions
 
 OWN: dict[str, Lazy] = {name: lazy for part in cli.sections.values() for name, lazy in part.items()}
@@ -81,13 +81,29 @@ def test_wrong_usage_is_2_and_leaves_stdout_empty(arguments: list[str], capsys: 
     assert out == "" and err
 
 
-def test_without_the_extra_it_says_what_to_install(checkout: Path, tmp_path: Path) -> None:
-    """Without click and httpx the command exits with 2 and names the extra to install."""
-    code = "import sys; sys.path.insert(0, sys.argv.pop(1)); from mizzen.cli.main import main; main()"
-    command = [sys.executable, "-S", "-I", "-c", code, str(checkout / "sdk"), "ls"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=30)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "pip install 'mizzen[client]'" in done.stderr and "click" in done.stderr
+def test_alone_the_library_has_the_command_which_says_what_to_install(checkout: Path) -> None:
+    """Without mizzen-client, its commands are an error that names it, and so are the names of its library."""
+    alone = [sys.executable, "-S", "-I", "-c"]
+    path = f"import sys; sys.path.insert(0, {str(checkout / 'sdk')!r})"
+    for arguments in (["ls"], ["reclaim"], ["--help"], []):
+        command = [*alone, f"{path}; from mizzen.cli.main import main; main()", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "pip install mizzen-client" in done.stderr and "`mizzen checkpoint`" in done.stderr
+    for name in ("from mizzen.client import Client", "import mizzen; mizzen.Executor"):
+        done = subprocess.run([*alone, f"{path}; {name}"], capture_output=True, text=True, timeout=30)
+        assert done.returncode == 1 and "ModuleNotFoundError" in done.stderr
+        assert "pip install mizzen-client" in done.stderr
+
+
+def test_the_old_name_of_the_client_has_the_same_classes() -> None:
+    """`mizzen.client` has the public names of `mizzen_client`, not copies of them."""
+    import mizzen.client
+    import mizzen_client
+
+    assert mizzen.client.__all__ == dir(mizzen.client) == mizzen_client.__all__
+    assert all(getattr(mizzen.client, name) is getattr(mizzen_client, name) for name in mizzen_client.__all__)
+    assert mizzen.Executor is mizzen_client.Executor
 
 
 PLUGIN = '''
@@ -163,7 +179,7 @@ def test_completion_offers_commands_without_loading_them() -> None:
 
 def test_starting_is_quick_because_little_is_imported() -> None:
     """`--help` and `ls` do not import yaml, rich and pygments; `--help` does not import httpx either."""
-    code = "import sys; from mizzen.cli.app import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
+    code = "import sys; from mizzen_client.cli.app import run; run(sys.argv[1:]); print(*sys.modules, file=sys.stderr)"
     unneeded = {"yaml", "rich", "pygments", "httpx._main"}
     for arguments, also in ((["--help"], {"httpx", "ssl"}), (["ls", "--patience", "0"], set())):
         command = [sys.executable, "-c", code, *arguments]

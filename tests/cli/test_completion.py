@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from domain.phases import Phase
-from mizzen.client import Client
 from mizzen.objects import open_store
+from mizzen_client import Client
 from tests.cli.service import DOCUMENT, Cutter, Service
 
 MIZZEN = [sys.executable, "-m", "mizzen.cli.main"]

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from mizzen.cli.app import run
-from mizzen.client import NotConfigured, active_context
-from mizzen.client.contexts import Context, Contexts, config_path, load_contexts, save_contexts
+from mizzen_client import NotConfigured, active_context
+from mizzen_client.cli.app import run
+from mizzen_client.contexts import Context, Contexts, config_path, load_contexts, save_contexts
 
 
 @pytest.fixture(autouse=True)

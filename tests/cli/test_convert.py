@@ -12,10 +12,10 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.cli.app import run
-from mizzen.client.convert import MOST_BYTES, convert
-from mizzen.client.convert.conversion import CannotConvert, Carryover, Conversion
-from mizzen.client.convert.source_tree import MAX_VALUES, Located, read_trees
+from mizzen_client.cli.app import run
+from mizzen_client.convert import MOST_BYTES, convert
+from mizzen_client.convert.conversion import CannotConvert, Carryover, Conversion
+from mizzen_client.convert.source_tree import MAX_VALUES, Located, read_trees
 from tests.cli.conversions import converted, each_of, execute, problems, refusal, report, source, sources
 from tests.cli.service import Service
 from tests.depth import examples

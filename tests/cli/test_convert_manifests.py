@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from api.documents.skypilot import IGNORED, REFUSED
-from mizzen.client.convert import convert, skypilot_fields
-from mizzen.client.convert.conversion import Carryover
+from mizzen_client.convert import convert, skypilot_fields
+from mizzen_client.convert.conversion import Carryover
 from tests.cli.conversions import problems, refusal
 
 

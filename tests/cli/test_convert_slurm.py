@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mizzen.client.convert import convert, slurm_options
-from mizzen.client.convert.conversion import CannotConvert
+from mizzen_client.convert import convert, slurm_options
+from mizzen_client.convert.conversion import CannotConvert
 from tests.cli.conversions import batch, converted, execute, problems, refusal, source
 from tests.depth import examples
 

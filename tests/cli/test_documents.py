@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.documents.syntax import Malformed, load_yaml
-from mizzen.client import DocumentError, read_documents
-from mizzen.client.documents import parse_documents
+from mizzen_client import DocumentError, read_documents
+from mizzen_client.documents import parse_documents
 
 PLAIN = st.sampled_from(
     [

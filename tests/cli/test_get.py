@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from domain import ids
-from mizzen.cli.app import run
-from mizzen.client import Client
 from mizzen.objects import ObjectStore, open_store
+from mizzen_client import Client
+from mizzen_client.cli.app import run
 from tests.cli.service import DOCUMENT, Capture, Service
 from tests.stored_outputs import store_output, tar_of
 
@@ -48,7 +48,7 @@ def test_a_response_that_breaks_off_is_continued(
     def repair(*_: object) -> None:
         bucket(service).put(key, halves(archive)[1])
 
-    monkeypatch.setattr("mizzen.client.transport.time.sleep", repair)
+    monkeypatch.setattr("mizzen_client.transport.time.sleep", repair)
     assert run(["get", placed, "model"]) == 0
     assert Path("model/weights").read_bytes() == bytes(range(256)) * 100
 

@@ -13,7 +13,7 @@ from infra.db.models import Machine, Region
 from infra.db.rounds import note_round
 from infra.db.session import transaction
 from infra.db.tables import Replica, Table
-from mizzen.cli.app import run
+from mizzen_client.cli.app import run
 from tests.cli.service import Capture, Service
 
 

@@ -7,11 +7,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mizzen.cli import formats
-from mizzen.cli.formats import visible
-from mizzen.cli.pages import _gpu_lines, left_lines
-from mizzen.cli.plain.printer import Column, cell, dump, measure, table
-from mizzen.cli.submit import plan_page
+from mizzen.cli.printer import Column, cell, dump, measure, table
+from mizzen_client.cli import formats
+from mizzen_client.cli.formats import visible
+from mizzen_client.cli.pages import _gpu_lines, left_lines
+from mizzen_client.cli.submit import plan_page
 
 COLUMNS = (
     Column("ID", lambda i: i["id"]),

@@ -9,7 +9,7 @@ from activities.capacity.pool_supply import read_machines
 from infra.config.scheduling import CapacitySettings
 from infra.db.capacity import InstanceRow
 from infra.db.session import transaction
-from mizzen.cli.app import run
+from mizzen_client.cli.app import run
 from tests.cli.service import Capture, Service
 
 

@@ -26,8 +26,8 @@ from infra.config.services import LimitSettings
 from infra.db.logs import Outbox, Waiting
 from infra.db.models import Workload
 from infra.db.session import transaction
-from mizzen.client import Client
-from mizzen.client.contexts import Context, Contexts, save_contexts
+from mizzen_client import Client
+from mizzen_client.contexts import Context, Contexts, save_contexts
 from tests.cli.service import DOCUMENT, DONE, Service, serving
 
 MIZZEN = [sys.executable, "-m", "mizzen.cli.main"]

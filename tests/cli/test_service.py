@@ -12,9 +12,9 @@ import yaml
 from domain.phases import Phase
 from infra.db.models import Workload
 from infra.db.session import transaction
-from mizzen.cli import workload_commands
-from mizzen.cli.app import run
-from mizzen.client.contexts import config_path, load_contexts
+from mizzen_client.cli import workload_commands
+from mizzen_client.cli.app import run
+from mizzen_client.contexts import config_path, load_contexts
 from tests.cli.service import DONE, FAILED, Capture, Service, Submit, table_rows
 
 # ------------------------------------------------------------------------------------------------- waiting and showing

@@ -9,7 +9,7 @@ from sqlalchemy import func
 
 from infra.db.services import ServiceReplica, ServiceRow
 from infra.db.session import transaction
-from mizzen.cli.app import run
+from mizzen_client.cli.app import run
 from tests.cli.service import Capture, Service, Submit
 
 SKYPILOT = """

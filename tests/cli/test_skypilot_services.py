@@ -8,8 +8,8 @@ import pytest
 
 from infra.db.services import ServiceVersion
 from infra.db.session import transaction
-from mizzen.cli.app import run
-from mizzen.client import Client
+from mizzen_client import Client
+from mizzen_client.cli.app import run
 from tests.cli.service import Capture, Service
 from tests.cli.skypilot_services import FILES, REFUSED
 from tests.proxies.gateway.site import certificate

@@ -15,7 +15,7 @@ from infra.config.services import LimitSettings
 from infra.db.session import transaction
 from infra.db.tables import Replica, Table
 from infra.db.tenants import Archive
-from mizzen.cli.app import run
+from mizzen_client.cli.app import run
 from tests.cli.service import DOCUMENT, Capture, Service, Submit, serving
 
 
@@ -128,7 +128,7 @@ def test_a_gang_that_never_fits_is_named_at_submission(
     assert "no region can hold job train with 1000 tasks" in err
     answer = {"admitted": False, "rank": 3, "over_quota": False, "region": None, "machines": [], "victims": []}
     dry_run = partial(dict, answer | {"reasons": [], "never": "no region can hold it"})
-    monkeypatch.setattr("mizzen.client.Client.dry_run", lambda *_, **__: dry_run())
+    monkeypatch.setattr("mizzen_client.Client.dry_run", lambda *_, **__: dry_run())
     assert run(["submit", "--dry-run", write(jobs=[job])]) == 7
     assert "no region can hold it" in capsys.readouterr().err
 

@@ -22,9 +22,9 @@ from infra.db.placement_runs import PlacementRun, open_placement_run
 from infra.db.session import transaction
 from infra.db.tables import ReplicaPartition, Table
 from infra.db.usage import recurring_jobs
-from mizzen.cli.app import run
-from mizzen.client.errors import Conflict
 from mizzen.objects import open_store
+from mizzen_client.cli.app import run
+from mizzen_client.errors import Conflict
 from server.tetris_commands import tetris
 from server.usage_files import UsageFileError, read_usage
 from tests.cli.service import Service

@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from domain.phases import Phase
-from mizzen.cli.app import run
-from mizzen.client import Client
+from mizzen_client import Client
+from mizzen_client.cli.app import run
 from tests.cli.service import DOCUMENT, Capture, Cutter, Service
 
 MIZZEN = [sys.executable, "-m", "mizzen.cli.main"]

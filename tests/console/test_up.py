@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mizzen.cli.app import run
+from mizzen_client.cli.app import run
 from tests.cli.service import Capture
 from tests.console.forms import csrf_of, document_of
 from tests.stack.harness import Up, wait_until

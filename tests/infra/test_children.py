@@ -11,6 +11,7 @@ from tests.decoys import Decoys, packages
 
 OTHERS = {
     "agent/isolation.py": "isolated",
+    "agent/memory_servers.py": "isolated",
     "agent/lending/owner_socket.py": "tells the owner's command the agent's own Python",
     "agent/network/shaping.py": "isolated",
     "agent/sandbox.py": "isolated",
@@ -24,7 +25,7 @@ OTHERS = {
     "infra/stack/temporal.py": "the folder of installed programs",
     "sdk/mizzen/checkpoint/first_run.py": "starts a script again, which imports from its own folder",
     "sdk/mizzen/integrations/loader_options.py": "passes on an option of torch's loader",
-    "sdk/mizzen/memory/client.py": "isolated",
+    "sdk/mizzen/memory/connection.py": "isolated",
     "server/demo/checks.py": "starts a script, which imports from its own folder",
 }
 """The modules that use the path of Python for something else than `infra.children`."""
@@ -33,7 +34,7 @@ OTHERS = {
 def test_no_other_module_starts_python(checkout: Path) -> None:
     """Only known modules use the path of Python; those that start a process with it isolate the process (`-I`)."""
     found = {}
-    for package in [*packages(), "sdk/mizzen"]:
+    for package in [*packages(), "client/mizzen_client", "sdk/mizzen"]:
         for path in (checkout / package).rglob("*.py"):
             text = path.read_text()
             if re.search(r"sys\.executable|multiprocessing|ProcessPool|PYTHONPATH", text):

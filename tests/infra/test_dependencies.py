@@ -18,6 +18,7 @@ NOT_IMPORTED = {
     "numpy",
     "xxhash",
     "mizzen",
+    "mizzen-client",
     "mizzen-server",
 }
 """Programs, a driver that SQLAlchemy loads, libraries that the SDK uses if they are there, mizzen's distributions."""
@@ -39,8 +40,9 @@ OPTIONAL = {
     "grpcio",
     "awscrt",
     "google-crc32c",
+    "pyyaml",
 }
-"""Libraries of extras, and two that are used if they are there."""
+"""Libraries of extras, and three that are used if they are there."""
 
 
 def imported(folders: list[Path]) -> Iterator[tuple[str, Path]]:
@@ -63,17 +65,18 @@ def declared(project: Path) -> set[str]:
     return {re.split(r"[\[<>=~!; ]", text)[0].lower() for text in texts}
 
 
-@pytest.mark.parametrize("name", ["sdk", "server", "research"])
+@pytest.mark.parametrize("name", ["sdk", "client", "server", "research"])
 def test_declared_is_what_is_imported(checkout: Path, name: str) -> None:
     """No import depends on a library that only another library happens to need, and none is declared in vain."""
     server = tomllib.loads((checkout / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
     folders, project = {
+        "client": ([checkout / "client" / "mizzen_client"], checkout / "client" / "pyproject.toml"),
         "sdk": ([checkout / "sdk" / "mizzen"], checkout / "sdk" / "pyproject.toml"),
         "server": ([checkout / folder for folder in server["packages"]], checkout / "pyproject.toml"),
         "research": ([checkout / "research", checkout / "reference"], checkout / "research" / "pyproject.toml"),
     }[name]
     by_module = packages_distributions()
-    own = {path.name for path in checkout.iterdir() if (path / "__init__.py").exists()} | {"mizzen"}
+    own = {path.name for path in checkout.iterdir() if (path / "__init__.py").exists()} | {"mizzen", "mizzen_client"}
     found: dict[str, Path] = {}
     for module, path in imported(folders):
         if module not in own and module not in sys.stdlib_module_names:

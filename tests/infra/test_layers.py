@@ -11,6 +11,6 @@ def test_every_package_has_its_layer(checkout: Path) -> None:
     (house,) = (contract for contract in linter["contracts"] if contract["name"] == "Layers, from top to bottom")
     layered = [name.strip() for layer in house["layers"] for name in layer.split("|")]
     folders = {init.parent.name for init in checkout.glob("*/__init__.py")} - {"tests", "tests_integrations"}
-    assert sorted(layered) == sorted(linter["root_packages"]) == sorted({*folders, "mizzen"})
+    assert sorted(layered) == sorted(linter["root_packages"]) == sorted({*folders, "mizzen", "mizzen_client"})
     installed = set(project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"])
     assert folders - installed == {"bench", "reference", "research", "rigs"}

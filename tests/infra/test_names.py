@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _SKIPPED = {"tests", "tests_integrations", "examples", "docs"}
 """Rooms whose names only their own files use."""
-_GENERATED = "sdk/mizzen/client/views.py"
+_GENERATED = "client/mizzen_client/views.py"
 """Generated from the API's views: each class is the client's form of the thing of the same name."""
 _CLASSES = {
     "FieldError": "one entry of a problem: the API writes it, the client reads it",

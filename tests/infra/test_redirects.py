@@ -19,10 +19,10 @@ from agent.credentials.scope import BucketScope
 from api.oidc import Issuer
 from domain.spec import WorkloadSpec
 from infra.config.oidc import OidcSettings
-from mizzen.client.client import Client
-from mizzen.client.errors import ClientError as ApiError
 from mizzen.objects import MissingObject, open_store
-from mizzen.tunnel.dial import CannotConnect, dial
+from mizzen_client.client import Client
+from mizzen_client.errors import ClientError as ApiError
+from mizzen_client.tunnel.dial import CannotConnect, dial
 from tests.activities.world import job
 
 _SECRET = "s3cret"

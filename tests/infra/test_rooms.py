@@ -34,7 +34,7 @@ _PLACEHOLDER = re.compile(r"[A-Z][A-Z_]*")
 def _words(checkout: Path) -> frozenset[str]:
     """Returns every identifier in the code, the SQL and the settings of the tree."""
     found: set[str] = set()
-    folders = [init.parent for init in checkout.glob("*/__init__.py")] + [checkout / "sdk"]
+    folders = [init.parent for init in checkout.glob("*/__init__.py")] + [checkout / "client", checkout / "sdk"]
     for folder in folders:
         for path in (*folder.rglob("*.py"), *folder.rglob("*.sql")):
             found.update(re.findall(r"[A-Za-z_]\w*", path.read_text()))
@@ -54,9 +54,9 @@ def _file_names(room: Path) -> frozenset[str]:
 
 
 def _exists(checkout: Path, room: Path, path: str) -> bool:
-    inside = [room, checkout / "sdk", checkout]
-    if room.name == "sdk":
-        inside.append(room / "mizzen")
+    inside = [room, checkout / "sdk", checkout / "client", checkout]
+    if room.name in ("client", "sdk"):
+        inside += [room / "mizzen", room / "mizzen_client"]
     if any((folder / path).exists() for folder in inside):
         return True
     return "/" not in path and path in _file_names(room)
@@ -64,7 +64,8 @@ def _exists(checkout: Path, room: Path, path: str) -> bool:
 
 def _module(checkout: Path, name: str) -> Path | None:
     """Returns the file or folder of a dotted module, else None."""
-    place = (checkout / "sdk" if name.startswith("mizzen") else checkout) / name.replace(".", "/")
+    home = {"mizzen": "sdk", "mizzen_client": "client"}.get(name.partition(".")[0], "")
+    place = checkout / home / name.replace(".", "/")
     return next((found for found in (place.with_suffix(".py"), place) if found.exists()), None)
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from infra.files import write_private
 from infra.stack.ports import free_port
-from mizzen.client.port_forward import forward_ports
-from mizzen.client.remote_command import SessionClosed
+from mizzen_client.port_forward import forward_ports
+from mizzen_client.remote_command import SessionClosed
 from server.agents import _FIRST_PORT, _PORTS_EACH
 from tests.agent.harness import has_scopes
 from tests.isolation import attack

@@ -39,12 +39,12 @@ class Deeds:
 
     def client(self, url: str, key: str) -> None:
         """Creates the client whose methods `api` calls."""
-        from mizzen.client import Client
+        from mizzen_client import Client
 
         self._client = Client(url, key, patience_s=60.0)
 
     def api(self, method: str, *arguments: Any, **named: Any) -> Any:
-        """Calls a method of `mizzen.client.Client`."""
+        """Calls a method of `mizzen_client.Client`."""
         answer = getattr(self._client, method)(*arguments, **named)
         if not isinstance(answer, Iterator):
             return answer

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from domain.instance import InstanceRegion, PlacedTable, Reads, RecurringJob, TetrisInstance
-from mizzen.cli.app import run as mizzen
+from mizzen_client.cli.app import run as mizzen
 from research.tetris.generate import generate
 from research.traces.instance_day import day_of, placement_of
 from tests.simulation.scenarios import happenings, when, where

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from mizzen.functions import calls, outcomes
-from mizzen.functions.calls import archive_of, call_of, pickled_function
-from mizzen.functions.errors import CallFailed, RemoteError, RemoteTraceback
-from mizzen.functions.future import CallFuture
+from mizzen_client.functions import calls, outcomes
+from mizzen_client.functions.calls import archive_of, call_of, pickled_function
+from mizzen_client.functions.errors import CallFailed, RemoteError, RemoteTraceback
+from mizzen_client.functions.future import CallFuture
 
 _KEY = "7" * 32
 

@@ -22,8 +22,8 @@ from mizzen.checkpoint import (
 )
 from mizzen.checkpoint.lost_records import repair
 from mizzen.checkpoint.roots import open_root
-from mizzen.cli.plain.runner import run
-from mizzen.memory import client
+from mizzen.cli.runner import run
+from mizzen.memory import connection
 from mizzen.memory.memory_store import token_of
 from mizzen.objects.files import FileStore
 from tests.depth import examples, few
@@ -213,7 +213,7 @@ def lose_memory(chance: random.Random, root: Path, machine: Path, other: Path) -
     elif kind == "records":
         damage(chance, [root / "memory"], other)
     elif kind != "none":
-        server = client.local_server(token_of(FileStore(root)))
+        server = connection.local_server(token_of(FileStore(root)))
         held = server.ask("list", prefix="")["found"]
         for key in chance.sample(sorted(held), chance.randint(0, len(held))):
             content = memoryview(bytearray(held[key]))

@@ -11,7 +11,7 @@ PUBLIC = {
         "ResumeError", "Skipped", "StaleAttemptError", "StateError", "StepStatus", "Tiers", "Tracked", "Verification",
         "exit_preempted", "list_committed", "open_checkpoints", "verify_resume",
     },
-    "mizzen.submitit": {
+    "mizzen_client.submitit": {
         "AutoExecutor", "FailedJobError", "Job", "JobEnvironment", "UncompletedJobError", "core", "helpers",
     },
     "mizzen.objects": {"Body", "MissingObject", "ObjectInfo", "ObjectStore", "check_key", "open_store"},

@@ -56,6 +56,29 @@ def test_settings_have_precedence() -> None:
     assert Tiers(machine_mtbf_s=50).process_mtbf(MACHINE).mtbf_s == 25
 
 
+def test_measured_rates_replace_the_derived_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scheduler's rates for each machine hour are those of the gang; a process is lost with its machine, too, and
+    two machines are not lost more often than one.
+    """
+    monkeypatch.setenv("MIZZEN_GANG_MACHINES", "4")
+    for process, both, expected in (
+        (0.5, 0.001, (1800.0, 20_000.0, 900_000.0)),
+        (0.001, 9.0, (20_000.0, 20_000.0, 20_000.0)),
+    ):
+        monkeypatch.setenv("MIZZEN_PROCESS_HAZARD_PER_H", str(process))
+        monkeypatch.setenv("MIZZEN_BOTH_HAZARD_PER_H", str(both))
+        clock = _Clock()
+        cadence = TierCadence(Tiers(), MACHINE, 2, clock)
+        _saved(cadence, clock, 1, 0.01)
+        for holds in range(3):
+            cadence.holds(holds)
+            assert cadence.interval_s(1, background=False) == pytest.approx(sqrt(2 * expected[holds] * 0.01))
+    assert Tiers(process_mtbf_s=7).process_mtbf(MACHINE).mtbf_s == 7
+    monkeypatch.setenv("MIZZEN_PROCESS_HAZARD_PER_H", "often")
+    with pytest.raises(ValueError, match="MIZZEN_PROCESS_HAZARD_PER_H='often': must be more than 0"):
+        TierCadence(Tiers(), MACHINE, 2)
+
+
 def test_a_slow_tier_is_written_at_most_half_of_the_time() -> None:
     """The interval is at least twice the time of a write."""
     cadence, clock = TierCadence(Tiers(both_mtbf_s=10), MACHINE, 2, clock := _Clock()), clock

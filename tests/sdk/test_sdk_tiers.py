@@ -25,7 +25,7 @@ from mizzen.checkpoint import (
     Tiers,
     list_committed,
 )
-from mizzen.memory import client, wire
+from mizzen.memory import connection, wire
 from mizzen.memory.memory_store import open_memory, token_of
 from mizzen.objects.files import FileStore
 from tests.netns.namespaces import Network, why_not
@@ -217,7 +217,7 @@ def test_a_gang_whose_memory_is_lost_loads_the_root(tmp_path: Path, machines: li
     _train_gang(root, [first, second], 1, KILLED)
     saved = list_committed(root)[0].step
     memory_servers.kill(first)
-    server = client.remote_server(*_addresses(root)[0], token_of(FileStore(root)))
+    server = connection.remote_server(*_addresses(root)[0], token_of(FileStore(root)))
     server.delete([key for key in server.ask("list", prefix="parts/")["found"] if ".r0000." in key])
     said = _train_gang(root, [third, second], 2)
     assert [out.split()[0] for out, _ in said] == [str(saved)] * 2
@@ -306,6 +306,36 @@ def test_a_killed_server_is_started_again(tmp_path: Path, machines: list[Path]) 
     assert all(uri.startswith("memory+") for uri in found.verified)
 
 
+def _held(root: Path) -> set[str]:
+    """Returns the keys of the parts that two memory servers hold; none if there are no two."""
+    where = [json.loads(path.read_text()) for path in root.glob("memory/servers/*")]
+    token = token_of(FileStore(root))
+    servers = [connection.remote_server(one["host"], one["port"], token) for one in where]
+    found = [set(server.ask("list", prefix="parts/")["found"]) for server in servers]
+    return set.intersection(*found) if len(found) == 2 else set()
+
+
+def test_a_peer_that_comes_later_gets_earlier_parts(tmp_path: Path, machines: list[Path]) -> None:
+    """Parts that have not changed since before the peer started are copied to it, so a lost machine loses nothing."""
+    root, options = tmp_path / "root", {"peers": True, "address": "127.0.0.1"}
+    saver, frozen = _open(root, machines[0], **options), {"frozen": np.arange(1000.0)}
+    assert saver.try_save(1, _state(1) | frozen)
+    holder = _hold(root, machines[1], "127.0.0.1")
+    end_s, step = time.monotonic() + 60, 1
+    while not any("frozen" in key for key in _held(root)):
+        assert time.monotonic() < end_s
+        time.sleep(0.5)
+        step += 1
+        saver.only_due_tiers()
+        assert saver.try_save(step, _state(step) | frozen)
+    memory_servers.kill(machines[0])
+    found = _open(root, machines[2], **options).load_latest()
+    assert found is not None and found.step == step
+    assert all(uri.startswith("memory+") for uri in found.verified)
+    holder.kill()
+    holder.communicate()
+
+
 def test_a_full_server_is_a_warning(tmp_path: Path, machines: list[Path]) -> None:
     """The limit holds; the root is then saved to at the interval of a lost process."""
     saver = _open(tmp_path / "root", machines[0], memory_bytes=100_000, process_mtbf_s=1, both_mtbf_s=1e9)
@@ -336,7 +366,7 @@ def test_damaged_memory_is_not_loaded(tmp_path: Path, machines: list[Path]) -> N
     saver = _open(root, machines[0])
     for step in (1, 2):
         _try_save(saver, step)
-    server = client.local_server(token_of(FileStore(root)))
+    server = connection.local_server(token_of(FileStore(root)))
     for key, size in server.ask("list", prefix="parts/")["found"].items():
         content = memoryview(bytearray(size))
         assert server.get(key, content, 0) == size
@@ -355,9 +385,9 @@ def test_only_the_run_has_access(tmp_path: Path, machines: list[Path]) -> None:
     token = token_of(FileStore(root))
     assert (root / "memory" / "token").stat().st_mode & 0o077 == 0
     told = json.loads(next((root / "memory" / "servers").iterdir()).read_text())
-    client.remote_server(told["host"], told["port"], token).ask("list", prefix="")
+    connection.remote_server(told["host"], told["port"], token).ask("list", prefix="")
     with pytest.raises(OSError, match=r"closed|reset"):
-        client.remote_server(told["host"], told["port"], bytes(32)).ask("list", prefix="")
+        connection.remote_server(told["host"], told["port"], bytes(32)).ask("list", prefix="")
     with socket.create_connection((told["host"], told["port"]), 5) as link:
         wire.receive(link)
         wire.send(link, {"do": "list", "prefix": ""})

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 import pytest
 
 from domain.units import format_duration
-from mizzen.cli.app import run as mizzen
+from mizzen_client.cli.app import run as mizzen
 from tests.simulation.live import snapshot, workload
 
 FLEET = """

@@ -20,7 +20,7 @@ from infra.config.services import TemporalSettings
 from infra.config.settings import load_settings
 from infra.stack.fleet import DEFAULT_FLEET
 from infra.stack.ports import free_port
-from mizzen.client import Client
+from mizzen_client import Client
 from server.agents import machine_state_dir
 
 ROOT = Path(__file__).resolve().parent.parent.parent

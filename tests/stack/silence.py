@@ -4,7 +4,7 @@ import urllib.request
 
 import pytest
 
-from mizzen.client import Conflict
+from mizzen_client import Conflict
 from tests.stack.harness import Up, wait_until
 
 

@@ -33,8 +33,8 @@ def test_a_task_imports_from_its_own_folder(shared: Up, tmp_path: Path) -> None:
 
 @pytest.fixture
 def installed(tmp_path: Path) -> Iterator[Path]:
-    """The folder of the programs of an environment in which the two wheels are installed, without the checkout."""
-    for folder in (ROOT, ROOT / "sdk"):
+    """The folder of the programs of an environment in which the three wheels are installed, without the checkout."""
+    for folder in (ROOT, ROOT / "sdk", ROOT / "client"):
         build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path / "wheels")]
         subprocess.run(build, cwd=folder, check=True, capture_output=True)
     programs = tmp_path / "environment" / "bin"

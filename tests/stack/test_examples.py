@@ -48,7 +48,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
     [settings] = re.findall(r"<<'EOF'\n(.*?)^    EOF", PROVIDERS.read_text(), re.MULTILINE | re.DOTALL)
     up = kind(tmp_path_factory.mktemp("checkout"), fleet=None, lost_s=120, settings=textwrap.dedent(settings) + LOGS)
     up.data = up.folder / "mizzen-data"
-    for name in (".venv", "sdk"):
+    for name in (".venv", "client", "sdk"):
         (up.folder / name).symlink_to(ROOT / name)
     shutil.copytree(ROOT / "examples", up.folder / "examples")
     write_philly(up.folder / "philly.csv")

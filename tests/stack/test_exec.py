@@ -25,9 +25,9 @@ import yaml
 
 from agent.sessions.session_shim import set_size
 from infra.stack.ports import free_port
-from mizzen.client.errors import Unreachable
-from mizzen.client.remote_command import run_command
-from mizzen.tunnel.frames import WINDOW_BYTES
+from mizzen_client.errors import Unreachable
+from mizzen_client.remote_command import run_command
+from mizzen_client.tunnel.frames import WINDOW_BYTES
 from tests.stack.harness import Up, processes_of, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]

@@ -15,11 +15,10 @@ import joblib
 import pytest
 
 import mizzen
-import mizzen.integrations.joblib
-from mizzen import submitit
-from mizzen.client.errors import ClientError
-from mizzen.functions.calls import MAX_RESULT_BYTES
-from mizzen.functions.errors import CallFailed, RemoteTraceback
+from mizzen_client import submitit
+from mizzen_client.errors import ClientError
+from mizzen_client.functions.calls import MAX_RESULT_BYTES
+from mizzen_client.functions.errors import CallFailed, RemoteTraceback
 from tests.stack.harness import Up, processes_of, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]

@@ -7,8 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from mizzen.client.client import Client
-from mizzen.client.views import Endpoint
+from mizzen_client.client import Client
+from mizzen_client.views import Endpoint
 from rigs.demos.serving.installation import Balancer, installation
 from rigs.demos.serving.scenario import ON_DEMAND, SPOT, ServingDemoScenario, document
 from tests.stack.harness import wait_until

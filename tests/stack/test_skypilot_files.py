@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from infra.stack.ports import free_port
-from mizzen.cli.app import run
 from mizzen.objects import open_store
+from mizzen_client.cli.app import run
 from rigs.demos.serving.installation import Balancer
 from tests.proxies.gateway.site import certificate
 from tests.stack.harness import Up, wait_until

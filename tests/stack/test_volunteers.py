@@ -12,8 +12,8 @@ import pytest
 
 from infra.config.services import TemporalSettings
 from infra.stack.ports import free_port
-from mizzen.client import Client
-from mizzen.client.errors import ClientError
+from mizzen_client import Client
+from mizzen_client.errors import ClientError
 from tests.proxies.gateway.site import certificate
 from tests.stack.harness import ROOT, Up, processes_of, wait_until
 from tests.stack.idler import idler

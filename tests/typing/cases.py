@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, assert_type
 
 import mizzen
-from mizzen import checkpoint, notices, objects, submitit
-from mizzen.client import Client, views
-from mizzen.functions.future import CallFuture
+from mizzen import checkpoint, notices, objects
+from mizzen_client import Client, submitit, views
+from mizzen_client.functions.future import CallFuture
 
 
 class Model:

@@ -154,7 +154,7 @@ def mtbf_of_environ(environ: Mapping[str, str] | None = None, *, platform: str |
     return mtbf(
         gang_mtbf_s=number(given, GANG_MTBF, float, lambda n: n > 0, "a number of seconds, more than 0"),
         machine_hazard_per_h=number(given, MACHINE_HAZARD, float, lambda n: n >= 0, "0 or more interruptions per hour"),
-        machines=_gang_machines(given),
+        machines=gang_machines(given),
         platform=name or (platform and OF_NOTICES.get(platform, platform)),
     )
 
@@ -209,7 +209,8 @@ def number(
     return found
 
 
-def _gang_machines(given: Mapping[str, str]) -> int:
+def gang_machines(given: Mapping[str, str]) -> int:
+    """Return the number of machines of the gang, from environment variables."""
     told = number(given, GANG_MACHINES, int, lambda n: n >= 1, "a whole number of machines, 1 or more")
     if told is not None:
         return told

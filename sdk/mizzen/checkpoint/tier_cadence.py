@@ -5,6 +5,7 @@ writing it, which is measured. Failures are of three classes: the process is los
 the machine is lost (the memory of a peer is left), and both machines are lost (the bucket is left).
 """
 
+import os
 import time
 from collections import deque
 from collections.abc import Callable
@@ -12,7 +13,10 @@ from dataclasses import dataclass
 from math import inf
 
 from mizzen.cadence import Mtbf, best_interval_s
+from mizzen.cadence.interruptions import gang_machines, number
 
+PROCESS_HAZARD = "MIZZEN_PROCESS_HAZARD_PER_H"
+BOTH_HAZARD = "MIZZEN_BOTH_HAZARD_PER_H"
 PROCESS_PART = 0.5
 BOTH_FACTOR = 10.0
 _BACKGROUND_PART = 0.1
@@ -27,8 +31,9 @@ _WRITES = 5
 class Tiers:
     """Settings of the tiers: the memory of this machine and of a peer, `local`, the root. Each has its own interval.
 
-    The mean times between failures are by default that of the scheduler or platform for the loss of a machine, half of
-    it for the loss of a process, and ten times it for the loss of both machines.
+    The mean times between failures are by default those that the scheduler has measured. What it has not measured is
+    that of the platform for the loss of a machine, half of it for the loss of a process, and ten times it for the loss
+    of both machines.
     """
 
     memory_bytes: int | None = None
@@ -61,8 +66,18 @@ class Tiers:
         """Return the mean time between losses of a process; `machine`: that of the scheduler or platform."""
         if self.process_mtbf_s is not None:
             return Mtbf(self.process_mtbf_s, machine.source, "as set in Tiers for the loss of a process")
+        measured_s = _measured_s(PROCESS_HAZARD)
+        if measured_s is not None and self.machine_mtbf_s is None:
+            # With its machine a process is lost, too.
+            return Mtbf(min(measured_s, machine.mtbf_s), "hazard", "as measured for the loss of a process")
         mtbf_s = PROCESS_PART * (self.machine_mtbf_s or machine.mtbf_s)
         return Mtbf(mtbf_s, machine.source, f"half of the mean time between losses of a machine, {machine.why}")
+
+
+def _measured_s(name: str) -> float | None:
+    """Return the mean seconds between losses in the whole gang, from a rate for each machine hour; None: not known."""
+    hazard_per_h = number(os.environ, name, float, lambda n: n > 0, "more than 0 losses per hour")
+    return None if hazard_per_h is None else 3600.0 / (hazard_per_h * gang_machines(os.environ))
 
 
 class TierCadence:
@@ -71,7 +86,8 @@ class TierCadence:
     def __init__(self, tiers: Tiers, machine: Mtbf, count: int, clock: Callable[[], float] = time.monotonic) -> None:
         """`machine`: mean time between losses of a machine, as known; `count`: number of tiers."""
         machine_s = tiers.machine_mtbf_s or machine.mtbf_s
-        both_s = tiers.both_mtbf_s or BOTH_FACTOR * machine_s
+        measured_s = _measured_s(BOTH_HAZARD) if tiers.machine_mtbf_s is None else None
+        both_s = tiers.both_mtbf_s or max(machine_s, measured_s or BOTH_FACTOR * machine_s)
         self._mtbf_s = (tiers.process_mtbf(machine).mtbf_s, machine_s, both_s)
         self._clock = clock
         self._saved_s: list[float | None] = [None] * count

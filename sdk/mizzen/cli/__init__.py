@@ -1,6 +1,6 @@
-"""The `mizzen` command. `main` and `plain` need only the standard library; all other modules need the extra `client`.
+"""The `mizzen` command, and its commands that need only the standard library: `cadence` and `checkpoint`.
 
-Most modules here define the commands about one kind of object. `app` lists all commands and imports a command's module
-when the command runs. Other distributions add commands through the entry-point group `mizzen.commands`; each entry is
-a `click.Command`.
+They run where only this distribution is installed, for example in the container image of a training. Each is a
+function that returns its argparse parser (`parser.Parser`); `runner` parses the arguments and runs the command. If
+`mizzen-client` is installed, `main` starts `mizzen_client.cli`, which has all other commands.
 """

@@ -8,7 +8,7 @@ from typing import Any
 
 from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.tier_cadence import Tiers
-from mizzen.memory.client import MemoryServer, local_server
+from mizzen.memory.connection import MemoryServer, local_server
 from mizzen.memory.memory_store import host_of_environ, open_memory
 from mizzen.memory.server import serve
 

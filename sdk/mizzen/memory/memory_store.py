@@ -13,6 +13,7 @@ While parts are read, a failing server counts as one that does not have the part
 
 import io
 import json
+import mmap
 import os
 import socket
 import threading
@@ -25,7 +26,7 @@ from typing import Any, NoReturn
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.environment import local_path
-from mizzen.memory.client import MemoryServer, remote_server, start
+from mizzen.memory.connection import MemoryServer, held_folder, remote_server, start
 from mizzen.objects.disk import read
 from mizzen.objects.store import (
     Body,
@@ -110,7 +111,9 @@ class MemoryStore(ObjectStore):
         self._told: set[str] = set()
         self._look_after_s = self._start_after_s = 0.0
         self._pause_s = _FIRST_LOOK_S
-        self._starting, self._looking = threading.Lock(), threading.Lock()
+        self._starting, self._looking, self._filling = threading.Lock(), threading.Lock(), threading.Lock()
+        self._filled = ""
+        """The id of the peer that has all parts of this machine."""
         self._start_own()
         self._look()
 
@@ -126,6 +129,7 @@ class MemoryStore(ObjectStore):
             return
         if self._host is not None and self._own.port:
             address = {"host": self._host, "port": self._own.port, "at_s": round(time.time())}
+            address["machine"] = os.environ.get("MIZZEN_MACHINE", "")
             self._published(f"{_SERVERS}{self._own.id}.json", json.dumps(address).encode())
 
     def _published(self, key: str, address: bytes) -> None:
@@ -155,7 +159,9 @@ class MemoryStore(ObjectStore):
             self._looking.release()
         names = sorted(name for name, server in self._others.items() if not server.is_away)
         after = [name for name in names if name > self._own.id]
-        self._peer = self._others[(after or names)[0]] if names else None
+        wanted = os.environ.get("MIZZEN_MEMORY_PEER")
+        told = [name for name in names if wanted and self._others[name].machine == wanted]
+        self._peer = self._others[(told or after or names)[0]] if names else None
 
     def _reached(self, name: str, key: str) -> MemoryServer | None:
         """Return the server with an address; None, and remove the address, if there is no such server any more."""
@@ -169,7 +175,7 @@ class MemoryStore(ObjectStore):
         if gone:
             self._bucket.delete(key)
             return None
-        server.id = name
+        server.id, server.machine = name, str(told.get("machine", ""))
         return server
 
     def _servers(self) -> list[MemoryServer]:
@@ -188,6 +194,8 @@ class MemoryStore(ObjectStore):
         if (self._peer is None or self._peer.is_away) and time.monotonic() > self._look_after_s:
             self._look()
         peer = self._peer if self._peer is not None and not self._peer.is_away else None
+        if peer is not None and not self._has_filled(peer):
+            self.has_peer, peer = False, None
         if peer is None:
             failed = [self._put_own(key, chunks)]
         else:
@@ -200,6 +208,29 @@ class MemoryStore(ObjectStore):
             raise errors[0]
         for error in errors:
             self._tell(f"{self.uri('')}: parts are stored only once: {error}")
+
+    def _has_filled(self, peer: MemoryServer) -> bool:
+        """Copy the parts that this machine holds to a new peer; return whether the peer has them.
+
+        A checkpoint may refer to unchanged parts of earlier ones.
+        """
+        with self._filling:
+            if peer.id == self._filled:
+                return True
+            try:
+                theirs = peer.ask("list", prefix=_PARTS)["found"]
+                for key, size in self._own.ask("list", prefix=_PARTS)["found"].items():
+                    if key not in theirs and size and (descriptor := self._own.open(key)) is not None:
+                        try:
+                            with mmap.mmap(descriptor, size, prot=mmap.PROT_READ) as memory, memoryview(memory) as view:
+                                peer.put(key, [view])
+                        finally:
+                            os.close(descriptor)
+            except OSError as error:
+                self._tell(f"{self.uri('')}: parts are stored only once: {error}")
+                return False
+            self._filled = peer.id
+            return True
 
     def _put_own(self, key: str, chunks: Sequence[memoryview]) -> OSError | None:
         for again in (False, True):
@@ -374,10 +405,11 @@ def open_memory(
 
     Args:
         bucket: the root.
-        limit_bytes: memory limit of the server; None: a quarter of the machine's or container's memory.
+        limit_bytes: memory limit of the server; None: a quarter of the machine's or container's memory, or what the
+            agent of mizzen grants.
         idle_s: the server ends if it is not used for so long.
         address: `host` or `host:port` at which other machines reach the server; None: there are no other machines.
-        start: starts the server; see `client.start`.
+        start: starts the server; see `connection.start`.
     """
     host, _, port = (address or "").partition(":")
     token, why = b"", ""
@@ -389,7 +421,7 @@ def open_memory(
     def own() -> MemoryServer:
         if why:
             raise OSError(why)
-        limit = memory_of_machine() // 4 if limit_bytes is None else limit_bytes
+        limit = memory_of_machine() // 4 if limit_bytes is None and held_folder() is None else limit_bytes
         about = {"limit_bytes": limit, "idle_s": idle_s, "host": host or None, "port": int(port or 0)}
         return start({"token": token.hex(), **about})
 

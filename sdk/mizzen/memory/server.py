@@ -7,6 +7,7 @@ which its space was granted.
 The memory is anonymous (`memfd_create`): no file system limits it, and it is free when the server ends.
 """
 
+import errno
 import fcntl
 import json
 import mmap
@@ -18,7 +19,8 @@ import struct
 import sys
 import threading
 import time
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -53,11 +55,26 @@ def folder() -> Path:
     return path
 
 
+@contextmanager
+def short_path(path: Path) -> Iterator[str]:
+    """Return a short path of a socket, for `bind` and `connect`: the kernel limits it to 107 bytes."""
+    parent = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{parent}/{path.name}"
+    finally:
+        os.close(parent)
+
+
 class _Server:
     def __init__(self, told: dict[str, Any], path: Path) -> None:
         self.path = path
+        self._folder = os.open(path.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        """The user of the server may not enter the folders above it."""
         self._token = bytes.fromhex(told["token"])
         self._limit_bytes, self._idle_s = int(told["limit_bytes"]), float(told["idle_s"])
+        self._fills = bool(told.get("folder"))
+        """Whether this process takes the memory of an object before a client writes it, so that the kernel counts the
+        memory for this process and not for the client."""
         self.id = os.urandom(8).hex()
         self.port = 0
         self._objects: dict[str, tuple[int, int]] = {}
@@ -76,10 +93,18 @@ class _Server:
                 threading.Thread(target=self._serve, args=[accepted], daemon=True).start()
 
     def wait(self) -> None:
-        """Return when the server was not used for its time limit; its socket is removed then."""
-        while (left_s := self._used_at_s + self._idle_s - time.monotonic()) > 0:
+        """Return when the server was not used for its time limit, or its socket was removed; it is removed then."""
+        while (left_s := self._used_at_s + self._idle_s - time.monotonic()) > 0 and self._is_there():
             time.sleep(min(left_s, _LOOK_S))
-        self.path.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.unlink(self.path.name, dir_fd=self._folder)
+
+    def _is_there(self) -> bool:
+        try:
+            os.stat(self.path.name, dir_fd=self._folder)
+        except FileNotFoundError:
+            return False
+        return True
 
     def _serve(self, link: socket.socket) -> None:
         with suppress(OSError, ValueError, AttributeError, TypeError), link:
@@ -127,6 +152,8 @@ class _Server:
             if descriptor < 0:
                 descriptor = os.memfd_create("mizzen", os.MFD_CLOEXEC)
                 os.ftruncate(descriptor, size)
+                if self._fills and size:
+                    os.posix_fallocate(descriptor, 0, size)
             wire.send(link, {})
             if link.family == socket.AF_UNIX:
                 socket.send_fds(link, [b"+"], [descriptor])
@@ -136,11 +163,14 @@ class _Server:
                     wire.fill(link, view)
             if wire.receive(link).get("done") is not True:
                 raise wire.ProtocolError("the object is not complete")
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 self._used_bytes -= size
             if descriptor >= 0:
                 os.close(descriptor)
+            if isinstance(error, OSError) and error.errno in (errno.ENOMEM, errno.ENOSPC):
+                wire.send(link, {"full": 0})
+                return
             raise
         self._publish(key, (descriptor, size))
         wire.send(link, {})
@@ -205,12 +235,15 @@ def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
 
     Args:
         told: `token`, `limit_bytes`, `idle_s`, and `host` and `port` for other machines (None: not for other machines).
+            From an agent also `folder`, which has the files `server.lock`, with the pid, and `server.sock`, and `user`,
+            the ids of the user and the group whose processes may connect, and as whom the server runs.
         detach: whether to continue in a child.
 
     Raises:
         OSError: the address cannot be used.
     """
-    base = folder() / name_of(bytes.fromhex(told["token"]))
+    held = told.get("folder")
+    base = Path(held, "server") if held else folder() / name_of(bytes.fromhex(told["token"]))
     lock = os.open(base.with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -226,16 +259,30 @@ def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
         server.port = links[0].getsockname()[1]
     server.path.unlink(missing_ok=True)
     links.append(socket.socket(socket.AF_UNIX))
-    links[-1].bind(str(server.path))
+    with short_path(server.path) as path:
+        links[-1].bind(path)
+    if told.get("user"):
+        os.chown(server.path, *told["user"])
     links[-1].listen(64)
     if detach:
+        ready, starting = os.pipe()
         if os.fork():
+            os.close(starting)
+            os.read(ready, 1)  # Until the child is ready, or has ended.
             os._exit(0)
+        os.close(ready)
         os.setsid()
         nothing = os.open(os.devnull, os.O_RDWR)
         for descriptor in range(3):
             os.dup2(nothing, descriptor)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        if told.get("user"):
+            user, group = told["user"]
+            os.setgroups([])
+            os.setgid(group)
+            os.setuid(user)
         links[-1].listen(64)  # The credentials that clients see are those of this process.
+        os.close(starting)
     for link in links:
         threading.Thread(target=server.listen, args=[link], daemon=True).start()
     return server

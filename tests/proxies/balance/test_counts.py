@@ -8,7 +8,7 @@ import httpx
 
 from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
-from mizzen.client.transport import tls_context
+from mizzen_client.transport import tls_context
 from proxies.balance.api_client import Api as BalancerApi
 from proxies.balance.counts import Counters, RequestCounter, Rows, Second, read_rows
 from proxies.balance.reports import Reports, Seconds

@@ -1,6 +1,0 @@
-"""Runs Python functions as workloads: `mizzen.Executor` (`mizzen[functions]`). See `docs/python.md`.
-
-`executor.py` is a `concurrent.futures.Executor`. `calls.py` pickles calls into an archive, `runner.py` runs one of them
-in a task, and `watch.py` waits for many futures with few requests. `mizzen.submitit` and `mizzen.integrations.joblib`
-have the interfaces of these libraries.
-"""

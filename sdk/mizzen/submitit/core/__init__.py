@@ -1,5 +1,0 @@
-"""submitit's `core`, of which scripts use the errors."""
-
-from mizzen.submitit.core import utils
-
-__all__ = ["utils"]

@@ -1,5 +1,0 @@
-"""The errors of jobs, where submitit has them: `submitit.core.utils.FailedJobError`."""
-
-from mizzen.submitit.job import FailedJobError, UncompletedJobError
-
-__all__ = ["FailedJobError", "UncompletedJobError"]
