@@ -72,6 +72,9 @@ class PlanQuality:
     usd_per_h: float = _criterion("a lower price per hour, by the prices of the clusters", 0.0)
     racks: int = _criterion("fewer racks", 0)
     machines: int = _criterion("fewer machines", 0)
+    opened: int = _criterion("fewer machines of which all GPUs were free and some remain free", 0)
+    """Machines that are whole before, and in pieces after the plan; those of each job are counted when it is placed."""
+    pieces: int = _criterion("fewer GPUs that remain free on its machines", 0)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:

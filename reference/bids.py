@@ -133,9 +133,10 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
             for place in cluster_targets(snapshot, job) + spanning_targets(snapshot, job) if not options else ():
                 chosen = _victims_for(job, place, free, others)
                 if chosen is not None:
-                    spread = place_job(job, place, release(free, chosen))
+                    after = release(free, chosen)
+                    spread = place_job(job, place, after)
                     assert spread is not None
-                    options.append(PlacementOption(job, place, spread, tuple(chosen)))
+                    options.append(_option(snapshot, job, place, spread, after, chosen))
         if not options:
             until_s = _protected_until_s(snapshot, request)
             why = (_no_room(snapshot, request, job, free, candidates, allowed, until_s), *later)
@@ -146,6 +147,25 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
         choices.append(best)
 
     return _without_unneeded(snapshot, choices, victims)
+
+
+def _option(
+    snapshot: RegionSnapshot,
+    job: JobRequest,
+    place: PlacementTarget,
+    spread: dict[str, int],
+    free: Free,
+    victims: list[RunningWorkload],
+) -> PlacementOption:
+    """Returns an option, with what it leaves over of the machines on which `free` is available to it."""
+    opened = pieces = 0
+    for machine in snapshot.machines if job.gpus_per_task else ():
+        if machine.id in spread:
+            before = free[machine.id][0]
+            after = before - spread[machine.id] * job.gpus_per_task
+            pieces += after
+            opened += before == machine.gpus and after > 0
+    return PlacementOption(job, place, spread, opened, pieces, tuple(victims))
 
 
 def _sparing(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRequest:
@@ -221,7 +241,7 @@ def _anew(
             for place in places if not options else ():
                 spread = place_job(job, place, free)
                 if spread is not None:
-                    options.append(PlacementOption(job, place, spread, ()))
+                    options.append(_option(snapshot, job, place, spread, free, []))
         if not options:
             return None
         best = min(options, key=lambda option: criteria(snapshot, option))

@@ -34,6 +34,10 @@ class PlacementOption:
     job: JobRequest
     place: PlacementTarget
     spread: Spread
+    opened: int
+    """Machines of which all GPUs were free and some remain free."""
+    pieces: int
+    """GPUs that remain free on its machines."""
     victims: tuple[RunningWorkload, ...]
 
 
@@ -54,6 +58,8 @@ def quality(
         usd_per_h=sum(_nano_usd_per_h(snapshot, c) for c in choices) / NANO_USD,
         racks=sum(_count_racks(snapshot, c) for c in choices),
         machines=sum(len(c.spread) for c in choices),
+        opened=sum(c.opened for c in choices),
+        pieces=sum(c.pieces for c in choices),
     )
 
 

@@ -10,7 +10,7 @@ from rms.choices import Choices
 from rms.holders import RANKS, Holders, id_before
 from rms.job_planner import NO_PLAN, group_rows, pack_group, roomy_tasks
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
-from rms.packing import Need, Spread, capacity, keep, order_of
+from rms.packing import Need, PlanShape, Spread, capacity, keep, order_of
 from rms.plans import WIDTH, compare, rate
 
 _REMEMBERED = 32
@@ -186,18 +186,18 @@ def choose_victims(
 @compiled
 def _place_after(
     machines: Machines, holders: Holders, victims: I4, count: int, need: Need, rows: tuple[int, int, int], out: Spread
-) -> tuple[int, int]:
-    """Packs a job into a group's rows as if the victims were gone; returns the numbers of machines and racks.
+) -> PlanShape:
+    """Packs a job into a group's rows as if the victims were gone; returns the shape of the plan.
 
     `rows` is that of `group_rows`. The plan is written to `out.machine` and `out.tasks`.
     """
     first, last, middle = rows
     for i in range(count):
         release(holders, victims[i], 1, machines.free, first, last)
-    used, spans = pack_group(machines, need, machines.free, first, last, middle, out)
+    shape = pack_group(machines, need, first, last, middle, out)
     for i in range(count):
         release(holders, victims[i], -1, machines.free, first, last)
-    return used, spans
+    return shape
 
 
 @compiled
@@ -219,14 +219,13 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 def plan_evicting(
     machines: Machines, holders: Holders, below: Evictable, need: Need, choices: Choices, out: Spread,
     choice: VictimSearch, memo: VictimCache,
-) -> tuple[int, int, int, int, int]:  # fmt: skip
+) -> tuple[int, int, PlanShape, int]:  # fmt: skip
     """Finds the best plan over all preference classes and clusters; each has its own choice of victims.
 
-    Returns the preference class (`NO_PLAN` if there is no plan), the cluster,
-    and the numbers of machines, racks and victims. The plan is written to `out.best_machine`, `out.best_tasks` and
-    `choice.best`. Ties go to the first cluster.
+    Returns the preference class (`NO_PLAN` if there is no plan), the cluster, the shape, and the number of victims. The
+    plan is written to `out.best_machine`, `out.best_tasks` and `choice.best`. Ties go to the first cluster.
     """
-    best, where, used, spans, victims_of = NO_PLAN, 0, 0, 0, 0
+    best, where, shape, victims_of = NO_PLAN, 0, PlanShape(0, 0, 0, 0), 0
     rating, best_rating = choice.rating[0], choice.rating[1]
     for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
@@ -254,23 +253,23 @@ def plan_evicting(
             order = -1 if best == NO_PLAN else compare(rating, best_rating, WIDTH)
             if order == 0:
                 # Packing is needed only to break a tie, so most options are never packed.
-                if used == 0:
+                if shape.machines == 0:
                     rows = group_rows(machines, where, choices.type[best])
-                    used, spans = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
+                    shape = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
                 rows = (first, last, middle)
-                here, racks = _place_after(machines, holders, choice.victims, needed, need, rows, out)
-                order = -1 if (racks, here) < (spans, used) else 1
+                here = _place_after(machines, holders, choice.victims, needed, need, rows, out)
+                order = -1 if here < shape else 1
             if order < 0:
-                best, where, used, victims_of = preference, cluster, 0, needed
+                best, where, shape, victims_of = preference, cluster, PlanShape(0, 0, 0, 0), needed
                 for column in range(WIDTH):
                     best_rating[column] = rating[column]
                 for i in range(needed):
                     choice.best[i] = choice.victims[i]
     if best != NO_PLAN:
         rows = group_rows(machines, where, choices.type[best])
-        used, spans = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
-        keep(out, used)
-    return best, where, used, spans, victims_of
+        shape = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
+        keep(out, shape.machines)
+    return best, where, shape, victims_of
 
 
 @compiled

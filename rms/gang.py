@@ -26,7 +26,7 @@ from rms.eviction import (
 from rms.holders import Holders
 from rms.job_planner import NO_PLAN, most_ever, plan_free, take
 from rms.machines import Machines
-from rms.packing import Spread
+from rms.packing import PlanShape, Spread
 from rms.plans import OF_VICTIMS, SEVERAL, GangPlan, JobPlan, PlanFailure, need_of, rating_of
 from rms.region import RegionColumns
 
@@ -213,15 +213,15 @@ class Planner:
     def free(self, job: JobRequest) -> JobPlan | None:
         """Returns the job's best plan without evictions, in one cluster or else, if allowed, across clusters."""
         choices = self.region.choices(job)
-        best, cluster, count, racks = plan_free(self.region.machines, need_of(job), choices, self._out)
+        best, cluster, shape = plan_free(self.region.machines, need_of(job), choices, self._out)
         if best != NO_PLAN:
-            return self._plan(job, int(choices.preference[best]), cluster, count, racks)
+            return self._plan(job, int(choices.preference[best]), cluster, shape)
         if not job.span_clusters:
             return None
         machines, _, rows = merged(self.region, choices.anywhere)
         one = spanning(self.region.type_numbers(job))
-        best, _, count, racks = plan_free(machines, need_of(job), one, self._out)
-        return None if best == NO_PLAN else self._plan(job, best, SEVERAL, count, racks, rows=rows)
+        best, _, shape = plan_free(machines, need_of(job), one, self._out)
+        return None if best == NO_PLAN else self._plan(job, best, SEVERAL, shape, rows=rows)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
         """Plans all jobs in order without evictions; returns None if one of them does not fit."""
@@ -245,22 +245,22 @@ class Planner:
             return None
         region, need, choices = self.region, need_of(job), self.region.choices(job)
         memo, below = self._memo(job, rank, len(choices.type)), Evictable(rank, protected)
-        best, cluster, count, racks, victims = plan_evicting(
+        best, cluster, shape, victims = plan_evicting(
             region.machines, region.holders, below, need, choices, self._out, self._choice, memo
         )
         alone = None
         if best != NO_PLAN:
-            alone = self._plan(job, int(choices.preference[best]), cluster, count, racks, victims)
+            alone = self._plan(job, int(choices.preference[best]), cluster, shape, victims)
         if not job.span_clusters:
             return alone
         machines, holders, rows = merged(region, choices.anywhere)
         one = spanning(region.type_numbers(job))
-        best, _, count, racks, victims = plan_evicting(
+        best, _, shape, victims = plan_evicting(
             machines, holders, below, need, one, self._out, self._choice, VictimCache.of(len(one.type), 1)
         )
         if best == NO_PLAN:
             return alone
-        several = self._plan(job, best, SEVERAL, count, racks, victims, rows)
+        several = self._plan(job, best, SEVERAL, shape, victims, rows)
         if alone is None:
             return several
         ratings = [rating_of(region.holders, plan.victims)[:OF_VICTIMS].tolist() for plan in (alone, several)]
@@ -287,17 +287,17 @@ class Planner:
         self._memos.clear()
 
     def _plan(
-        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: int = 0,
+        self, job: JobRequest, preference: int, cluster: int, shape: PlanShape, victims: int = 0,
         rows: I4 | None = None,
     ) -> JobPlan:  # fmt: skip
-        where, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
+        where, tasks = self._out.best_machine[: shape.machines], self._out.best_tasks[: shape.machines]
         if rows is not None:
             where = rows[where]
         order = np.argsort(self.region.machines.by_id[where])
         evicted = tuple(self._choice.best[:victims].tolist())
         where, tasks = where[order], tasks[order]
         terms = self._terms(job, preference, cluster, where, tasks)
-        return JobPlan(job, preference, cluster, where, tasks, racks, evicted, *terms)
+        return JobPlan(job, preference, cluster, where, tasks, shape, evicted, *terms)
 
     def _terms(
         self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8

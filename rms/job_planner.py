@@ -6,7 +6,7 @@ from domain.compiled import compiled
 from rms.arrays import I4, I8
 from rms.choices import Choices
 from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
-from rms.packing import Need, Spread, capacity, keep, measure, pack, rooms
+from rms.packing import Need, PlanShape, Spread, capacity, keep, left_over, measure, pack, rooms
 
 NO_PLAN = -1
 """Returned instead of a preference class if there is no plan."""
@@ -108,33 +108,39 @@ def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
 
 
 @compiled
-def pack_group(
-    machines: Machines, need: Need, free: I8, first: int, last: int, middle: int, out: Spread
-) -> tuple[int, int]:
-    """Packs the job into the preferred tier of a group, or into the whole group if the tier does not suffice.
-
-    The group is the rows `first:last`; the preferred tier, if any, ends before `middle`. The plan is written to
-    `out.machine` and `out.tasks`. Returns the numbers of machines and racks; 0 machines if the job does not fit.
-    """
-    found, fits, rest = 0, 0, first
-    if first < middle < last:
-        found, fits = rooms(need, free, first, middle, out, 0, 0)
-        rest = middle
-    if fits < need.tasks:
-        found, fits = rooms(need, free, rest, last, out, found, fits)
-    if fits < need.tasks:
-        return 0, 0
-    return pack(need.tasks, found, free, machines.rack, machines.by_id, out)
+def _packed(machines: Machines, need: Need, found: int, out: Spread) -> PlanShape:
+    """Packs the job into the rooms of one cluster, which suffice for it, and returns the shape of the plan."""
+    used, spans = pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)
+    opened, pieces = left_over(need, machines.free, machines.total, used, out)
+    return PlanShape(spans, used, opened, pieces)
 
 
 @compiled
-def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, int, int]:
-    """Finds the best plan without evictions: most preferred class, then fewest racks, fewest machines, first cluster.
+def pack_group(machines: Machines, need: Need, first: int, last: int, middle: int, out: Spread) -> PlanShape:
+    """Packs the job into the preferred tier of a group, or into the whole group if the tier does not suffice.
 
-    Returns the preference class (`NO_PLAN` if there is no plan), the cluster, and the numbers of machines and racks.
-    The plan is written to `out.best_machine` and `out.best_tasks`.
+    The group is the rows `first:last`; the preferred tier, if any, ends before `middle`. The plan is written to
+    `out.machine` and `out.tasks`. Returns its shape, which has 0 machines if the job does not fit.
     """
-    best, where, fewest, racks = NO_PLAN, 0, 0, 0
+    found, fits, rest = 0, 0, first
+    if first < middle < last:
+        found, fits = rooms(need, machines.free, first, middle, out, 0, 0)
+        rest = middle
+    if fits < need.tasks:
+        found, fits = rooms(need, machines.free, rest, last, out, found, fits)
+    if fits < need.tasks:
+        return PlanShape(0, 0, 0, 0)
+    return _packed(machines, need, found, out)
+
+
+@compiled
+def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, PlanShape]:
+    """Finds the best plan without evictions: most preferred class, then the best shape, first cluster.
+
+    Returns the preference class (`NO_PLAN` if there is no plan), the cluster, and the shape. The plan is written to
+    `out.best_machine` and `out.best_tasks`.
+    """
+    best, where, shape = NO_PLAN, 0, PlanShape(0, 0, 0, 0)
     for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
             if not choices.allowed[preference, cluster]:
@@ -145,19 +151,18 @@ def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> 
             found = _found(machines, need, first, last, middle, out)
             if not found:
                 continue
-            count, spans = measure(
-                need.tasks, found, machines.rack, out, len(machines.rack) if best == NO_PLAN else racks
-            )
-            if count and (best == NO_PLAN or (spans, count) < (racks, fewest)):
-                best, where, fewest, racks = preference, cluster, count, spans
+            if best != NO_PLAN:
+                count, spans = measure(need.tasks, found, machines.rack, out, shape.racks)
+                # No plan leaves less over than a plan that fills its machines.
+                if count == 0 or (spans, count, 0) >= (shape.racks, shape.machines, shape.pieces):
+                    continue
+            here = _packed(machines, need, found, out)
+            if best == NO_PLAN or here < shape:
+                best, where, shape = preference, cluster, here
+                keep(out, here.machines)
         if best != NO_PLAN:
             break
-    if best != NO_PLAN:
-        first, last, middle = group_rows(machines, where, choices.type[best])
-        found = _found(machines, need, first, last, middle, out)
-        pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)
-        keep(out, fewest)
-    return best, where, fewest, racks
+    return best, where, shape
 
 
 @compiled

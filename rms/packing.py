@@ -1,7 +1,7 @@
 """Bin packing of a job's tasks onto machines (MAST 4.3), with few racks and machines and a tight fit.
 
 Tasks that fill a machine are placed on whole machines. Smaller numbers of tasks use best fit, so that small tasks do
-not fragment idle machines.
+not fragment idle machines. A machine is *opened* by a job if all of its GPUs are free before, and some remain free.
 """
 
 from typing import NamedTuple
@@ -58,6 +58,15 @@ class Need(NamedTuple):
     cpus_milli: int
     memory_bytes: int
     tasks: int
+
+
+class PlanShape(NamedTuple):
+    """How compact the plan of one job is, as the criteria of the same names. Smaller tuples are better."""
+
+    racks: int
+    machines: int
+    opened: int
+    pieces: int
 
 
 class Spread(NamedTuple):
@@ -183,6 +192,22 @@ def keep(out: Spread, machines: int) -> None:
     # A loop, because numba compiles a shape check with its message into each slice assignment.
     for i in range(machines):
         out.best_machine[i], out.best_tasks[i] = out.machine[i], out.tasks[i]
+
+
+@compiled
+def left_over(need: Need, free: I8, total: I8, used: int, out: Spread) -> tuple[int, int]:
+    """Returns how many machines the current plan opens, and the GPUs that remain free on its machines.
+
+    `used` is its number of machines. For tasks without GPUs, the result is (0, 0).
+    """
+    opened, pieces = 0, 0
+    if need.gpus:
+        for i in range(used):
+            row = out.machine[i]
+            left = free[GPUS, row] - out.tasks[i] * need.gpus
+            pieces += left
+            opened += left > 0 and free[GPUS, row] == total[GPUS, row]
+    return opened, pieces
 
 
 @compiled

@@ -17,7 +17,7 @@ from domain.criteria import PlanQuality
 from domain.scheduling import JobRequest
 from rms.arrays import F8, I4, I8
 from rms.holders import RANKS, Holders
-from rms.packing import Need
+from rms.packing import Need, PlanShape
 
 SEVERAL = -1
 """Cluster number of a plan whose tasks span clusters."""
@@ -36,7 +36,8 @@ class JobPlan:
     """Rows of the machines, sorted by machine id."""
     tasks: I8
     """Number of tasks on each machine."""
-    racks: int
+    shape: PlanShape
+    """Its racks, machines, opened machines and pieces, when the job was planned."""
     victims: tuple[int, ...] = ()
     """Numbers of the victims, except those of earlier jobs of the gang."""
     capacity_preference: int = 0
@@ -122,6 +123,8 @@ def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
         move_s=sum(job.move_us for job in plan.jobs) / 1e6,
         departures_per_h=sum(job.nano_departures_per_h for job in plan.jobs) / NANO_DEPARTURES,
         usd_per_h=sum(job.nano_usd_per_h for job in plan.jobs) / NANO_USD,
-        racks=sum(job.racks for job in plan.jobs),
-        machines=sum(len(job.rows) for job in plan.jobs),
+        racks=sum(job.shape.racks for job in plan.jobs),
+        machines=sum(job.shape.machines for job in plan.jobs),
+        opened=sum(job.shape.opened for job in plan.jobs),
+        pieces=sum(job.shape.pieces for job in plan.jobs),
     )
