@@ -40,6 +40,7 @@ class PlanQuality:
     youngest_victim_started_at_s: float = _criterion("an earlier start of the most recently started victim", -inf)
     """Minus infinity if the plan has no victims."""
     spanning: int = _criterion("fewer jobs whose tasks span clusters", 0)
+    apart: int = _criterion("fewer jobs whose tasks are not together at the level that they prefer", 0)
     type_preference: int = _criterion("GPU types that come earlier in the jobs' lists (the sum of their positions)", 0)
     capacity_preference: int = _criterion(
         "capacity kinds that come earlier in the document's list (the sum of their positions over all jobs)",

@@ -4,6 +4,7 @@ It follows MAST 4.3 step by step on machine ids and dictionaries. It tries every
 checks whether a job fits by placing it.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
@@ -20,12 +21,14 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
+from domain.spread import SpreadLevel
 from reference.criteria import PlacementOption, PlacementTarget, criteria, quality
 from reference.crowds import crowding_of, others_at
 from reference.packing import (
     Free,
     cluster_targets,
     free_now,
+    most_tasks,
     place_job,
     release,
     spanning_targets,
@@ -139,7 +142,8 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
                     options.append(_option(snapshot, job, place, spread, after, chosen))
         if not options:
             until_s = _protected_until_s(snapshot, request)
-            why = (_no_room(snapshot, request, job, free, candidates, allowed, until_s), *later)
+            room = _no_room(snapshot, request, job, free, candidates, allowed, until_s)
+            why = (room, *_not_together(snapshot, job, free, release(free, candidates)), *later)
             return Bid(request.workload, snapshot.region, None, why, retry_at_s=min(until_s, again_s))
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = take(release(free, best.victims), job, best.spread)
@@ -305,7 +309,7 @@ def _plan(
 def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
     empty = {m.id: (m.gpus, m.cpus_milli, m.memory_bytes) for m in snapshot.machines}
     places = cluster_targets(snapshot, job) + spanning_targets(snapshot, job)
-    return any(place_job(job, place, empty) is not None for place in places)
+    return any(place_job(job, place, empty) is not None for place in places if not place.together)
 
 
 def _later(snapshot: RegionSnapshot, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
@@ -359,7 +363,7 @@ def _no_room(
 ) -> Reason:
     most_free = release(free, candidates)
     placeable = max(
-        sum(tasks_that_fit(job, most_free[m.id]) for m in place.attempts[-1])
+        most_tasks(job, place.attempts[-1], most_free)
         for place in cluster_targets(snapshot, job) + spanning_targets(snapshot, job)
     )
     return Reason(
@@ -374,3 +378,35 @@ def _no_room(
         | ({"protected_until": in_words(protected_until_s)} if protected_until_s < inf else {})
         | ({"own": len(request.spares)} if request.spares else {}),
     )
+
+
+def _not_together(snapshot: RegionSnapshot, job: JobRequest, free: Free, most_free: Free) -> list[Reason]:
+    """Returns a reason for each level of which no place, or too few, could take the tasks that stay together."""
+    rule, reasons = job.topology, []
+    groups: list[tuple[SpreadLevel, int]] = []
+    if rule.required is not None and (rule.required is not SpreadLevel.ZONE or job.span_clusters):
+        groups.append((rule.required, job.tasks))
+    if rule.slice_tasks > 1:
+        groups.append((rule.slice_level, rule.slice_tasks))
+    for level, tasks in groups:
+        places, largest, now = 0, 0, 0
+        for gpu_type in job.gpu_types if job.gpus_per_task else (None,):
+            usable = [m for m in snapshot.machines if m.capacity in job.capacity]
+            usable = [m for m in usable if gpu_type in (None, m.gpu_type)]
+            sizes = [Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()]
+            for m in usable:
+                name = {
+                    SpreadLevel.MACHINE: (m.id,), SpreadLevel.RACK: (m.cluster, m.rack),
+                    SpreadLevel.CLUSTER: (m.cluster,), SpreadLevel.ZONE: (m.zone,),
+                }[level]  # fmt: skip
+                for size, amounts in zip(sizes, (free, most_free), strict=True):
+                    size[name] += tasks_that_fit(job, amounts[m.id])
+            places = max(places, sum(size // tasks for size in sizes[1].values()))
+            largest, now = max(largest, *sizes[1].values(), 0), max(now, *sizes[0].values(), 0)
+        if places < job.tasks // tasks:
+            detail = {
+                "region": snapshot.region, "job": job.name, "level": level.value, "tasks": tasks,
+                "groups": job.tasks // tasks, "places": places, "largest": largest, "free": now,
+            }  # fmt: skip
+            reasons.append(Reason(ReasonCode.NOT_TOGETHER, detail))
+    return reasons

@@ -15,10 +15,12 @@ from domain.capacity import NANO_DEPARTURES, NANO_USD
 from domain.compiled import compiled
 from domain.criteria import PlanQuality
 from domain.scheduling import JobRequest
+from domain.spread import SpreadLevel
 from rms.arrays import F8, I4, I8
 from rms.holders import RANKS, Holders
 from rms.packing import Need, PlanShape
 
+_WITHIN_CLUSTERS = SpreadLevel.MACHINE, SpreadLevel.RACK
 SEVERAL = -1
 """Cluster number of a plan whose tasks span clusters."""
 
@@ -50,6 +52,8 @@ class JobPlan:
     """Expected departures of owners in billionths per hour, summed over all tasks."""
     nano_usd_per_h: int = 0
     """Price in billionths of a US dollar per hour."""
+    apart: int = 0
+    """1 if the tasks are not in one place of the level that the job prefers."""
 
 
 @dataclass(frozen=True)
@@ -67,9 +71,10 @@ class PlanFailure:
     job: JobRequest
 
 
-def need_of(job: JobRequest) -> Need:
-    """Converts a job to the tuple that the kernels use."""
-    return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks)
+def need_of(job: JobRequest, *, prefers: bool = False) -> Need:
+    """Converts a job to the tuple that the kernels use. With `prefers`, its preferred level counts as required."""
+    machine, rack = (job.topology.tasks_by(level, job.tasks, prefers=prefers) for level in _WITHIN_CLUSTERS)
+    return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks, machine, rack)
 
 
 LOST_GPU_MS = RANKS
@@ -117,6 +122,7 @@ def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
         lost_gpu_s=float(rating[LOST_GPU_MS]) / 1000,
         youngest_victim_started_at_s=float(rating[YOUNGEST_S]),
         spanning=sum(job.cluster == SEVERAL for job in plan.jobs),
+        apart=sum(job.apart for job in plan.jobs),
         type_preference=sum(job.preference for job in plan.jobs),
         capacity_preference=sum(job.capacity_preference for job in plan.jobs),
         away=sum(job.away for job in plan.jobs),

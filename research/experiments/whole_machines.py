@@ -3,8 +3,8 @@
     python -m research.experiments.whole_machines --data FOLDER philly openb
 
 The scenarios are those of `start_intervals`: machines of eight GPUs, so many that the trace offers 0.8 of their GPU
-hours. A share of a GPU takes a whole slot. With `--regions 4`, the machines are split over two regions with two clusters
-each. A machine is whole while all of its GPUs are free; the free GPUs of other machines are in pieces.
+hours. A share of a GPU takes a whole slot. With `--regions 4`, the machines are split over two regions with two
+clusters each. A machine is whole while all of its GPUs are free; the free GPUs of other machines are in pieces.
 """
 
 import argparse

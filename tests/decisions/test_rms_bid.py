@@ -214,7 +214,11 @@ def test_refusals_tell_the_truth(seed: int) -> None:
     snapshot, request = crowded(seed)
     told = bid(snapshot, request).reasons
     left_out = {ReasonCode.ISOLATION_TOO_WEAK: request.too_open, ReasonCode.MACHINES_AVOIDED: request.avoids}
-    told = tuple(reason for reason in told if reason.code is not ReasonCode.SPREAD_REQUIRED)
+    for reason in told:
+        if reason.code is ReasonCode.NOT_TOGETHER:
+            assert int(str(reason.detail["places"])) < int(str(reason.detail["groups"]))
+    about_places = ReasonCode.SPREAD_REQUIRED, ReasonCode.NOT_TOGETHER
+    told = tuple(reason for reason in told if reason.code not in about_places)
     reasons = [reason for reason in told if reason.code not in left_out]
     for reason in told[len(reasons) :]:
         assert left_out[reason.code].issuperset(reason.detail["machines"])  # type: ignore[arg-type]
