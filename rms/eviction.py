@@ -143,8 +143,12 @@ def choose_victims(
     1. Collect candidates in scan order until the job fits.
     2. From the collected candidates, take the largest first until the job fits.
     3. From the smallest, drop each victim without which the job still fits.
+    4. If several victims are left, collect the candidates of one machine after another instead (`_by_place`), and
+       continue with 2 and 3. Those victims are chosen if they are better by the criteria.
 
-    For example, if 10 GPUs are needed and the candidates hold 4, 5 and 12, only the one with 12 is evicted.
+    For example, if 10 GPUs are needed and the candidates hold 4, 5 and 12, only the one with 12 is evicted. If a whole
+    machine is needed, the longest running candidates may be on a machine with eight of them, while another machine has
+    only one.
 
     Returns the number of victims; 0 if evicting all candidates is not enough. The free amounts are modified
     temporarily.
@@ -172,9 +176,33 @@ def choose_victims(
         release(holders, scanned[i], -1, free, first, last)
     if fits < need.tasks:
         return 0
+    needed = _fewest(need, machines, holders, scanned, count, at_first, first, last, victims)
+    if needed > 1:
+        count = _by_place(need, machines, holders, below, cluster, first, last, at_first, scanned)
+        others = np.empty(count, np.int32)
+        fewer = _fewest(need, machines, holders, scanned, count, at_first, first, last, others)
+        ratings = np.empty((2, WIDTH))
+        rate(holders, victims, needed, 0, ratings[0])
+        rate(holders, others, fewer, 0, ratings[1])
+        if compare(ratings[1], ratings[0], WIDTH) < 0:
+            needed = fewer
+            for i in range(fewer):
+                victims[i] = others[i]
+    return needed
+
+
+@compiled
+def _fewest(
+    need: Need, machines: Machines, holders: Holders, scanned: I4, count: int, at_first: int, first: int, last: int,
+    victims: I4,
+) -> int:  # fmt: skip
+    """Writes those of the first `count` holders in `scanned` that are needed to `victims`, and returns their number.
+
+    `at_first` is the number of tasks that fit without evictions. See `choose_victims`, 2 and 3.
+    """
     largest = _largest_first(holders, scanned, count, need.gpus > 0, first, last)
     fits, kept = at_first, 0
-    sizes = rack_sizes(machines, need, free, first, last)
+    sizes = rack_sizes(machines, need, machines.free, first, last)
     while fits < need.tasks:
         fits += _fit_after(need, machines, holders, largest[kept], 1, first, last, sizes)[0]
         kept += 1
@@ -188,8 +216,66 @@ def choose_victims(
             victims[needed] = largest[i]
             needed += 1
     for i in range(needed):
-        release(holders, victims[i], -1, free, first, last)
+        release(holders, victims[i], -1, machines.free, first, last)
     return needed
+
+
+@compiled
+def _by_place(
+    need: Need, machines: Machines, holders: Holders, below: Evictable, cluster: int, first: int, last: int,
+    at_first: int, collected: I4,
+) -> int:  # fmt: skip
+    """Collects the candidates of whole places until the job fits; returns their number.
+
+    A place is a machine, or a rack if tasks must share racks. The places with the least weight of candidates for each
+    task that would fit come first (ties: by id of the machine, by name of the rack). The weight of a candidate is 8 to
+    the power of the number of ranks below its own: a more important one weighs more than several of the next rank.
+    """
+    after, racks = machines.free[:, first:last].copy(), need.rack_tasks > 1
+    size = machines.rack.max() + 1 if racks else last - first
+    weight, now, then = np.zeros(size, np.int64), np.zeros(size, np.int64), np.zeros(size, np.int64)
+    for i in range(holders.scanned[cluster]):
+        holder = holders.scan[cluster, i]
+        if holders.rank[holder] <= below.rank:
+            break
+        if below.protected[holder]:
+            continue
+        for k in range(holders.first[holder], holders.last[holder]):
+            row = holders.machine[k]
+            if first <= row < last:
+                weight[machines.rack[row] if racks else row - first] += 1 << (3 * (RANKS - holders.rank[holder]))
+                for column in range(3):
+                    after[column, row - first] += holders.held[k, column]
+    free = machines.free
+    for row in range(first, last):
+        at, place = row - first, machines.rack[row] if racks else row - first
+        now[place] += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
+        then[place] += capacity(need, after[GPUS, at], after[CPUS_MILLI, at], after[MEMORY_BYTES, at])
+    gain = then - then % need.rack_tasks - now + now % need.rack_tasks
+    keys = np.zeros((size, 2), np.int64)
+    for place in range(size):
+        each = weight[place] * 840 // min(gain[place], need.tasks - at_first) if gain[place] > 0 else 1 << 62
+        keys[place, 0], keys[place, 1] = each, place if racks else machines.by_id[first + place]
+    chosen, fits = np.zeros(size, np.bool_), at_first
+    for place in order_of(keys):
+        if fits >= need.tasks:
+            break
+        chosen[place] = True
+        fits += max(gain[place], 0)
+    count = 0
+    for i in range(holders.scanned[cluster]):
+        holder = holders.scan[cluster, i]
+        if holders.rank[holder] <= below.rank:
+            break
+        if below.protected[holder]:
+            continue
+        for k in range(holders.first[holder], holders.last[holder]):
+            row = holders.machine[k]
+            if first <= row < last and chosen[machines.rack[row] if racks else row - first]:
+                collected[count] = holder
+                count += 1
+                break
+    return count
 
 
 @compiled
