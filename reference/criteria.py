@@ -69,7 +69,7 @@ def quality(
 
 def _is_apart(snapshot: RegionSnapshot, choice: PlacementOption) -> bool:
     level, used = choice.job.topology.preferred, [m for m in snapshot.machines if m.id in choice.spread]
-    names = {
+    names: dict[SpreadLevel, set[tuple[str, ...]]] = {
         SpreadLevel.MACHINE: {(m.id,) for m in used},
         SpreadLevel.RACK: {(m.cluster, m.rack) for m in used},
         SpreadLevel.CLUSTER: {(m.cluster,) for m in used},
