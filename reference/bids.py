@@ -4,7 +4,6 @@ It follows MAST 4.3 step by step on machine ids and dictionaries. It tries every
 checks whether a job fits by placing it.
 """
 
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf
@@ -21,7 +20,6 @@ from domain.scheduling import (
     RegionSnapshot,
     RunningWorkload,
 )
-from domain.spread import SpreadLevel
 from reference.criteria import PlacementOption, PlacementTarget, criteria, quality
 from reference.crowds import crowding_of, others_at
 from reference.packing import (
@@ -33,10 +31,9 @@ from reference.packing import (
     release,
     spanning_targets,
     take,
-    tasks_that_fit,
     without_room,
 )
-from reference.victims import victims_for
+from reference.together import not_together
 from rms.refusal import needs
 
 
@@ -135,7 +132,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
         # First without evictions, then with evictions; each in a single cluster and across clusters.
         for others in ([], candidates):
             for place in cluster_targets(snapshot, job) + spanning_targets(snapshot, job) if not options else ():
-                chosen = victims_for(snapshot, job, place, free, others)
+                chosen = _victims_for(job, place, free, others)
                 if chosen is not None:
                     after = release(free, chosen)
                     spread = place_job(job, place, after)
@@ -144,7 +141,7 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
         if not options:
             until_s = _protected_until_s(snapshot, request)
             room = _no_room(snapshot, request, job, free, candidates, allowed, until_s)
-            why = (room, *_not_together(snapshot, job, free, release(free, candidates)), *later)
+            why = (room, *not_together(snapshot, job, free, release(free, candidates)), *later)
             return Bid(request.workload, snapshot.region, None, why, retry_at_s=min(until_s, again_s))
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = take(release(free, best.victims), job, best.spread)
@@ -188,6 +185,47 @@ def _sparing(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRe
 
 def _is_displaced(workload: RunningWorkload, request: PlacementRequest) -> bool:
     return workload.id in request.displaces and workload.rank > request.rank
+
+
+# ------------------------------------------------------------------------------------------------------------ eviction
+
+
+def _victims_for(
+    job: JobRequest, place: PlacementTarget, free: Free, candidates: list[RunningWorkload]
+) -> list[RunningWorkload] | None:
+    """Returns the victims that make room for the job: empty if it already fits, None if evicting all is not enough."""
+
+    def fits(victims: list[RunningWorkload]) -> bool:
+        return place_job(job, place, release(free, victims)) is not None
+
+    if fits([]):
+        return []
+    eligible = {m.id for m in place.attempts[-1]}
+    scanned: list[RunningWorkload] = []
+    for candidate in candidates:
+        if any(h.machine in eligible and (h.gpus or h.cpus_milli or h.memory_bytes) for h in candidate.holdings):
+            scanned.append(candidate)
+            if fits(scanned):
+                break
+    if not fits(scanned):
+        return None
+
+    def largest_first(candidate: RunningWorkload) -> tuple[int, int, str]:
+        gpus = sum(h.gpus for h in candidate.holdings if h.machine in eligible)
+        cpus = sum(h.cpus_milli for h in candidate.holdings if h.machine in eligible)
+        return (-gpus, -cpus, candidate.id) if job.gpus_per_task else (-cpus, -gpus, candidate.id)
+
+    scanned.sort(key=largest_first)
+    kept: list[RunningWorkload] = []
+    for candidate in scanned:
+        kept.append(candidate)
+        if fits(kept):
+            break
+    for candidate in reversed(list(kept)):
+        without = [other for other in kept if other is not candidate]
+        if fits(without):
+            kept = without
+    return kept
 
 
 # ------------------------------------------------------------------------------------------------ the gang as a whole
@@ -338,35 +376,3 @@ def _no_room(
         | ({"protected_until": in_words(protected_until_s)} if protected_until_s < inf else {})
         | ({"own": len(request.spares)} if request.spares else {}),
     )
-
-
-def _not_together(snapshot: RegionSnapshot, job: JobRequest, free: Free, most_free: Free) -> list[Reason]:
-    """Returns a reason for each level of which no place, or too few, could take the tasks that stay together."""
-    rule, reasons = job.topology, []
-    groups: list[tuple[SpreadLevel, int]] = []
-    if rule.required is not None and (rule.required is not SpreadLevel.ZONE or job.span_clusters):
-        groups.append((rule.required, job.tasks))
-    if rule.slice_tasks > 1:
-        groups.append((rule.slice_level, rule.slice_tasks))
-    for level, tasks in groups:
-        places, largest, now = 0, 0, 0
-        for gpu_type in job.gpu_types if job.gpus_per_task else (None,):
-            usable = [m for m in snapshot.machines if m.capacity in job.capacity]
-            usable = [m for m in usable if gpu_type in (None, m.gpu_type)]
-            sizes = [Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()]
-            for m in usable:
-                name = {
-                    SpreadLevel.MACHINE: (m.id,), SpreadLevel.RACK: (m.cluster, m.rack),
-                    SpreadLevel.CLUSTER: (m.cluster,), SpreadLevel.ZONE: (m.zone,),
-                }[level]  # fmt: skip
-                for size, amounts in zip(sizes, (free, most_free), strict=True):
-                    size[name] += tasks_that_fit(job, amounts[m.id])
-            places = max(places, sum(size // tasks for size in sizes[1].values()))
-            largest, now = max(largest, *sizes[1].values(), 0), max(now, *sizes[0].values(), 0)
-        if places < job.tasks // tasks:
-            detail = {
-                "region": snapshot.region, "job": job.name, "level": level.value, "tasks": tasks,
-                "groups": job.tasks // tasks, "places": places, "largest": largest, "free": now,
-            }  # fmt: skip
-            reasons.append(Reason(ReasonCode.NOT_TOGETHER, detail))
-    return reasons

@@ -16,6 +16,7 @@ from domain.spread import SpreadLevel
 from rms.arrays import B1, I4, I8
 from rms.choices import Choices, spanning
 from rms.eviction import (
+    Evictable,
     VictimCache,
     VictimSearch,
     first_end_of_protection,
@@ -28,7 +29,6 @@ from rms.merged import merged, scopes
 from rms.packing import Need, PlanShape, Spread
 from rms.plans import OF_VICTIMS, SEVERAL, GangPlan, JobPlan, PlanFailure, need_of, rating_of
 from rms.region import RegionColumns
-from rms.victims import Evictable
 
 
 def _needs(job: JobRequest) -> list[Need]:

@@ -9,12 +9,12 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobRequest
 from domain.spread import SpreadLevel
 from rms.arrays import B1, I8
+from rms.eviction import release
 from rms.holders import Holders
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, NO_TYPE, Machines
 from rms.packing import Need, capacity
 from rms.plans import need_of
 from rms.region import RegionColumns
-from rms.victims import release
 
 
 def groups_of(job: JobRequest) -> Iterator[tuple[SpreadLevel, int]]:

@@ -45,14 +45,15 @@ def test_a_required_rack_waits_for_room_in_one_rack() -> None:
 
 
 def test_victims_make_room_in_one_rack() -> None:
-    """Victims are chosen in one rack, not wherever the longest running ones are."""
-    machines = _racks((8, 0), (8, 8))
+    """The longest running workload is no victim if the rest of its rack cannot be had."""
     workloads = [
         running("a", ("m00", 8), started_at_s=300.0),
         running("b", ("m10", 8), started_at_s=100.0),
-        running("c", ("m11", 8), started_at_s=200.0),
+        running("c", ("m11", 8), evictable=False),
     ]
-    plan = plan_of(bid(region(machines, workloads), request(_job(2, 8, required=RACK))))
+    snapshot = region(_racks((8, 0), (8, 8)), workloads)
+    assert plan_of(bid(snapshot, request(_job(2, 8)))).victims == ("b",)
+    plan = plan_of(bid(snapshot, request(_job(2, 8, required=RACK))))
     assert plan.victims == ("a",)
     assert [name for name, _ in plan.jobs[0].machines] == ["m00", "m01"]
 
