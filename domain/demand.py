@@ -63,6 +63,5 @@ def demand_of(text: str) -> WorkloadDemand:
 def _value(field: Any) -> Any:
     if not isinstance(field, dict):
         return tuple(field) if isinstance(field, list) else field
-    # Topology is the only field of a job with fields of its own.
-    levels = {name: field[name] and SpreadLevel(field[name]) for name in ("required", "preferred", "slice_level")}
-    return TopologyRule(**{**field, **levels})
+    # Topology is the only field of a job with fields of its own. Postgres omits those that are null.
+    return TopologyRule(**{name: one if name == "slice_tasks" else SpreadLevel(one) for name, one in field.items()})
