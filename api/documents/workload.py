@@ -30,7 +30,7 @@ from api.documents.notify import NOTIFY, NOTIFY_RULES, check_each
 from api.documents.position import At
 from api.documents.retries import RETRIES
 from api.documents.syntax import Value
-from api.documents.topology import MAX_TASKS, RULES, TOPOLOGY, check_topology
+from api.documents.topology_rules import MAX_TASKS, RULES, TOPOLOGY, check_topology
 from api.problems import FieldError
 from domain.capacity import OWN, USUAL, CapacityKind
 from domain.ids import DEFAULT_NAMESPACE, NAME_PATTERN, NAME_RULE, TABLE_PATTERN, TABLE_RULE
