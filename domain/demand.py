@@ -64,4 +64,5 @@ def _value(field: Any) -> Any:
     if not isinstance(field, dict):
         return tuple(field) if isinstance(field, list) else field
     # Topology is the only field of a job with fields of its own. Postgres omits those that are null.
-    return TopologyRule(**{name: one if name == "slice_tasks" else SpreadLevel(one) for name, one in field.items()})
+    given: dict[str, Any] = {name: one if name == "slice_tasks" else SpreadLevel(one) for name, one in field.items()}
+    return TopologyRule(**given)
