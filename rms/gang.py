@@ -33,7 +33,10 @@ from rms.region import RegionColumns
 
 def _needs(job: JobRequest) -> list[Need]:
     """Returns what the job needs, and the same with its tasks in one machine or rack, if it prefers that."""
-    return list(dict.fromkeys((need_of(job), need_of(job, prefers=True))))
+    alone = need_of(job)
+    if job.topology.preferred is None:
+        return [alone]
+    return list(dict.fromkeys((alone, need_of(job, prefers=True))))
 
 
 _MEMOS = 64

@@ -16,6 +16,7 @@ from domain.compiled import compiled
 from domain.criteria import PlanQuality
 from domain.scheduling import JobRequest
 from domain.spread import SpreadLevel
+from domain.topology import ANYWHERE
 from rms.arrays import F8, I4, I8
 from rms.holders import RANKS, Holders
 from rms.packing import Need, PlanShape
@@ -73,6 +74,8 @@ class PlanFailure:
 
 def need_of(job: JobRequest, *, prefers: bool = False) -> Need:
     """Converts a job to the tuple that the kernels use. With `prefers`, its preferred level counts as required."""
+    if job.topology is ANYWHERE:  # Nearly always, and bids are short.
+        return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks, 1, 1)
     machine, rack = (job.topology.tasks_by(level, job.tasks, prefers=prefers) for level in _WITHIN_CLUSTERS)
     return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks, machine, rack)
 
