@@ -40,6 +40,7 @@ class PlanQuality:
     youngest_victim_started_at_s: float = _criterion("an earlier start of the most recently started victim", -inf)
     """Minus infinity if the plan has no victims."""
     spanning: int = _criterion("fewer jobs whose tasks span clusters", 0)
+    apart: int = _criterion("fewer jobs whose tasks are not together at the level that they prefer", 0)
     type_preference: int = _criterion("GPU types that come earlier in the jobs' lists (the sum of their positions)", 0)
     capacity_preference: int = _criterion(
         "capacity kinds that come earlier in the document's list (the sum of their positions over all jobs)",
@@ -72,6 +73,9 @@ class PlanQuality:
     usd_per_h: float = _criterion("a lower price per hour, by the prices of the clusters", 0.0)
     racks: int = _criterion("fewer racks", 0)
     machines: int = _criterion("fewer machines", 0)
+    opened: int = _criterion("fewer machines of which all GPUs were free and some remain free", 0)
+    """Machines that are whole before, and in pieces after the plan; those of each job are counted when it is placed."""
+    pieces: int = _criterion("fewer GPUs that remain free on its machines", 0)
 
     @cached_property
     def key(self) -> tuple[Any, ...]:

@@ -10,6 +10,7 @@ from domain.capacity import USUAL
 from domain.isolation import Isolation
 from domain.scheduling import JobRequest
 from domain.spread import SpreadLevel, SpreadRule
+from domain.topology import TopologyRule
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def demand_of(text: str) -> WorkloadDemand:
         ValueError: `text` is not what Postgres writes.
     """
     body = json.loads(text)
-    jobs: list[list[Any]] = [[tuple(v) if isinstance(v, list) else v for v in job] for job in body.get("jobs", ())]
+    jobs = [[_value(v) for v in job] for job in body.get("jobs", ())]
     capacity = tuple(body.get("capacity", USUAL))
     allowed, spread = body.get("allowed"), body.get("spread")
     return WorkloadDemand(
@@ -57,3 +58,11 @@ def demand_of(text: str) -> WorkloadDemand:
         body.get("has_image", False),
         None if spread is None else SpreadRule(**{**spread, "over": SpreadLevel(spread["over"])}),
     )
+
+
+def _value(field: Any) -> Any:
+    if not isinstance(field, dict):
+        return tuple(field) if isinstance(field, list) else field
+    # Topology is the only field of a job with fields of its own. Postgres omits those that are null.
+    given: dict[str, Any] = {name: one if name == "slice_tasks" else SpreadLevel(one) for name, one in field.items()}
+    return TopologyRule(**given)

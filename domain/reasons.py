@@ -41,6 +41,7 @@ class ReasonCode(StrEnum):
     ISOLATION_TOO_WEAK = "isolation_too_weak"
     NO_CONTAINER_ENGINE = "no_container_engine"
     SPREAD_REQUIRED = "spread_required"
+    NOT_TOGETHER = "not_together"
     REFUSED_LIKE = "refused_like"
     RESERVED = "reserved"
     RESERVED_OPEN = "reserved_open"
@@ -177,6 +178,11 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.NO_CONTAINER_ENGINE: (
         "it is not placed on {machines} in region {region}: they have no container engine, which its image needs"
+    ),
+    ReasonCode.NOT_TOGETHER: (
+        "{tasks:1 task|# tasks} of job {job} must be in one {level}, and region {region} has room for {places} of"
+        " {groups} such groups; its largest {level} has room for {largest:1 task|# tasks}, {free} of them without"
+        " evictions"
     ),
     ReasonCode.SPREAD_REQUIRED: (
         "it is not placed on {level} {places} of region {region}: other replicas of its service are there, and its"

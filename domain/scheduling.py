@@ -14,6 +14,7 @@ from domain.capacity import USUAL, CapacityKind
 from domain.criteria import JSON_CONFIG, PlanQuality
 from domain.reasons import Reason
 from domain.spread import SpreadRule
+from domain.topology import ANYWHERE, TopologyRule
 
 Amount = Annotated[int, Field(ge=0)]
 """A non-negative integer. It is validated when it is parsed from a document, not when an object is constructed."""
@@ -50,6 +51,8 @@ class JobRequest:
     memory_bytes_per_task: Amount
     span_clusters: bool = False
     """The tasks may span several clusters of a region if no single cluster can hold them all."""
+    topology: TopologyRule = ANYWHERE
+    """Which of the tasks stay together."""
     capacity: tuple[str, ...] = USUAL
     """Capacity kinds (`domain.capacity.CapacityKind`) on which the job may run, in order of preference."""
     moves: tuple[MoveCost, ...] = ()

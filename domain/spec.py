@@ -15,6 +15,7 @@ from domain.notify_spec import NotifySpec
 from domain.scheduling import JobRequest
 from domain.serving_spec import ServingSpec
 from domain.spread import SpreadRule
+from domain.topology import ANYWHERE, TopologyRule
 
 MOUNTS = ".mounts"
 """Folder in an archive with the files that tasks see at absolute paths."""
@@ -88,6 +89,8 @@ class JobSpec(TaskSpec):
     tasks: int
     span_clusters: bool = False
     """The tasks may span several clusters of a region if no single cluster can currently hold them all."""
+    topology: TopologyRule | None = None
+    """Which of the tasks stay together; None: all in one cluster, unless they may span several."""
     resources: ResourceSpec
     secrets: dict[str, str] = Field(default_factory=dict)
     """Environment variable to the name of one of the tenant's secrets."""
@@ -106,6 +109,7 @@ class JobSpec(TaskSpec):
             cpus_milli_per_task=self.resources.cpus_milli,
             memory_bytes_per_task=self.resources.memory_bytes,
             span_clusters=self.span_clusters,
+            topology=self.topology or ANYWHERE,
             capacity=capacity,
         )
 

@@ -26,13 +26,14 @@ from reference.packing import (
     Free,
     cluster_targets,
     free_now,
+    most_tasks,
     place_job,
     release,
     spanning_targets,
     take,
-    tasks_that_fit,
     without_room,
 )
+from reference.together import not_together
 from rms.refusal import needs
 
 
@@ -133,13 +134,15 @@ def _found(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid | _Found:
             for place in cluster_targets(snapshot, job) + spanning_targets(snapshot, job) if not options else ():
                 chosen = _victims_for(job, place, free, others)
                 if chosen is not None:
-                    spread = place_job(job, place, release(free, chosen))
+                    after = release(free, chosen)
+                    spread = place_job(job, place, after)
                     assert spread is not None
-                    options.append(PlacementOption(job, place, spread, tuple(chosen)))
+                    options.append(_option(snapshot, job, place, spread, after, chosen))
         if not options:
             until_s = _protected_until_s(snapshot, request)
-            no_room = _no_room(snapshot, request, job, free, candidates, allowed, until_s)
-            why = (no_room, *_in_other_pools(snapshot, job), *later)
+            room = _no_room(snapshot, request, job, free, candidates, allowed, until_s)
+            together = not_together(snapshot, job, free, release(free, candidates))
+            why = (room, *_in_other_pools(snapshot, job), *together, *later)
             return Bid(request.workload, snapshot.region, None, why, retry_at_s=min(until_s, again_s))
         best = min(options, key=lambda option: criteria(snapshot, option))
         free = take(release(free, best.victims), job, best.spread)
@@ -160,6 +163,25 @@ def _in_other_pools(snapshot: RegionSnapshot, job: JobRequest) -> list[Reason]:
         and (job.gpus_per_task == 0 or m.gpu_type in job.gpu_types)
     }
     return [Reason(ReasonCode.IN_OTHER_POOLS, {"region": snapshot.region, "pools": sorted(pools)})] if pools else []
+
+
+def _option(
+    snapshot: RegionSnapshot,
+    job: JobRequest,
+    place: PlacementTarget,
+    spread: dict[str, int],
+    free: Free,
+    victims: list[RunningWorkload],
+) -> PlacementOption:
+    """Returns an option, with what it leaves over of the machines on which `free` is available to it."""
+    opened = pieces = 0
+    for machine in snapshot.machines if job.gpus_per_task else ():
+        if machine.id in spread:
+            before = free[machine.id][0]
+            after = before - spread[machine.id] * job.gpus_per_task
+            pieces += after
+            opened += before == machine.gpus and after > 0
+    return PlacementOption(job, place, spread, opened, pieces, tuple(victims))
 
 
 def _sparing(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRequest:
@@ -235,7 +257,7 @@ def _anew(
             for place in places if not options else ():
                 spread = place_job(job, place, free)
                 if spread is not None:
-                    options.append(PlacementOption(job, place, spread, ()))
+                    options.append(_option(snapshot, job, place, spread, free, []))
         if not options:
             return None
         best = min(options, key=lambda option: criteria(snapshot, option))
@@ -299,7 +321,7 @@ def _plan(
 def _could_ever_fit(snapshot: RegionSnapshot, job: JobRequest) -> bool:
     empty = {m.id: (m.gpus, m.cpus_milli, m.memory_bytes) for m in snapshot.machines}
     places = cluster_targets(snapshot, job) + spanning_targets(snapshot, job)
-    return any(place_job(job, place, empty) is not None for place in places)
+    return any(place_job(job, place, empty) is not None for place in places if not place.together)
 
 
 def _later(snapshot: RegionSnapshot, request: PlacementRequest, avoided: list[str]) -> tuple[list[Reason], float]:
@@ -353,7 +375,7 @@ def _no_room(
 ) -> Reason:
     most_free = release(free, candidates)
     placeable = max(
-        sum(tasks_that_fit(job, most_free[m.id]) for m in place.attempts[-1])
+        most_tasks(job, place.attempts[-1], most_free)
         for place in cluster_targets(snapshot, job) + spanning_targets(snapshot, job)
     )
     return Reason(

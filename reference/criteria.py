@@ -12,6 +12,7 @@ from domain.capacity import NANO_DEPARTURES, NANO_USD, nano_usd_per_h
 from domain.criteria import PlanQuality
 from domain.priority import LOWEST_RANK
 from domain.scheduling import Holding, JobRequest, MachineState, RegionSnapshot, RunningWorkload
+from domain.spread import SpreadLevel
 
 Spread = dict[str, int]
 """Maps machine ids to numbers of tasks."""
@@ -25,6 +26,8 @@ class PlacementTarget:
     gpu_type: str | None
     preference: int
     attempts: tuple[tuple[MachineState, ...], ...]
+    together: bool = False
+    """Whether the level that the job prefers, a machine or a rack, counts as required."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,10 @@ class PlacementOption:
     job: JobRequest
     place: PlacementTarget
     spread: Spread
+    opened: int
+    """Machines of which all GPUs were free and some remain free."""
+    pieces: int
+    """GPUs that remain free on its machines."""
     victims: tuple[RunningWorkload, ...]
 
 
@@ -46,6 +53,7 @@ def quality(
         lost_gpu_s=sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
         youngest_victim_started_at_s=max((v.started_at_s for v in victims), default=-inf),
         spanning=sum(not c.place.cluster for c in choices),
+        apart=sum(_is_apart(snapshot, c) for c in choices),
         type_preference=sum(c.place.preference for c in choices),
         capacity_preference=sum(_last_kind(snapshot, c) for c in choices),
         away=sum(max(away for away, _ in _moves(snapshot, c)) for c in choices),
@@ -54,7 +62,20 @@ def quality(
         usd_per_h=sum(_nano_usd_per_h(snapshot, c) for c in choices) / NANO_USD,
         racks=sum(_count_racks(snapshot, c) for c in choices),
         machines=sum(len(c.spread) for c in choices),
+        opened=sum(c.opened for c in choices),
+        pieces=sum(c.pieces for c in choices),
     )
+
+
+def _is_apart(snapshot: RegionSnapshot, choice: PlacementOption) -> bool:
+    level, used = choice.job.topology.preferred, [m for m in snapshot.machines if m.id in choice.spread]
+    names: dict[SpreadLevel, set[tuple[str, ...]]] = {
+        SpreadLevel.MACHINE: {(m.id,) for m in used},
+        SpreadLevel.RACK: {(m.cluster, m.rack) for m in used},
+        SpreadLevel.CLUSTER: {(m.cluster,) for m in used},
+        SpreadLevel.ZONE: {(m.zone,) for m in used},
+    }
+    return level is not None and len(names[level]) > 1
 
 
 def criteria(snapshot: RegionSnapshot, option: PlacementOption) -> tuple[object, ...]:

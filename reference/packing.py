@@ -1,8 +1,10 @@
 """Free resources, the machines that a job may use, and the packing of its tasks: the plain version of `rms.packing`."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from domain.scheduling import JobRequest, MachineState, RegionSnapshot, RunningWorkload
+from domain.spread import SpreadLevel
 from reference.criteria import PlacementTarget, Spread
 
 Free = dict[str, tuple[int, int, int]]
@@ -63,6 +65,8 @@ def cluster_targets(snapshot: RegionSnapshot, job: JobRequest) -> list[Placement
             places.append(
                 PlacementTarget(cluster, gpu_type, preference, (tuple(m for m in machines if m.gpu_type == gpu_type),))
             )
+    if job.topology.preferred in (SpreadLevel.MACHINE, SpreadLevel.RACK):
+        places += [replace(place, together=True) for place in places]
     return places
 
 
@@ -76,10 +80,15 @@ def spanning_targets(snapshot: RegionSnapshot, job: JobRequest) -> list[Placemen
     if not job.span_clusters:
         return []
     allowed = _allowed(snapshot, job)
+    required, preferred = job.topology.required, job.topology.preferred
+    scopes = [] if required is SpreadLevel.ZONE else [allowed]
+    if SpreadLevel.ZONE in (required, preferred):
+        scopes += [tuple(m for m in allowed if m.zone == zone) for zone in sorted({m.zone for m in allowed})]
     if job.gpus_per_task == 0:
-        return [PlacementTarget("", None, 0, (tuple(m for m in allowed if m.gpu_type is None), allowed))]
+        return [PlacementTarget("", None, 0, (tuple(m for m in s if m.gpu_type is None), s)) for s in scopes]
     return [
-        PlacementTarget("", gpu_type, preference, (tuple(m for m in allowed if m.gpu_type == gpu_type),))
+        PlacementTarget("", gpu_type, preference, (tuple(m for m in scope if m.gpu_type == gpu_type),))
+        for scope in scopes
         for preference, gpu_type in enumerate(job.gpu_types)
     ]
 
@@ -90,37 +99,51 @@ def tasks_that_fit(job: JobRequest, amounts: tuple[int, int, int]) -> int:
     return max(0, min(amount // want for amount, want in zip(amounts, wanted, strict=True) if want))
 
 
+def most_tasks(job: JobRequest, machines: Iterable[MachineState], free: Free, *, together: bool = False) -> int:
+    """Returns how many tasks fit on some machines, if tasks that stay together do."""
+    room = _room(job, machines, free, together)
+    return sum(_capacity(job, members, room, together) for members in _racks(list(machines)).values())
+
+
+def _room(job: JobRequest, machines: Iterable[MachineState], free: Free, together: bool) -> dict[str, int]:
+    many = job.topology.tasks_by(SpreadLevel.MACHINE, job.tasks, prefers=together)
+    return {m.id: tasks_that_fit(job, free[m.id]) // many * many for m in machines}
+
+
+def _capacity(job: JobRequest, rack: list[MachineState], room: dict[str, int], together: bool) -> int:
+    many = job.topology.tasks_by(SpreadLevel.RACK, job.tasks, prefers=together)
+    return sum(room[m.id] for m in rack) // many * many
+
+
 def place_job(job: JobRequest, place: PlacementTarget, free: Free) -> Spread | None:
     """Returns the numbers of tasks by machine, of the first list of machines into which all fit; None: they do not."""
     for machines in place.attempts:
-        spread = _pack(job, job.tasks, list(machines), free)
-        if spread is not None:
-            return spread
+        if most_tasks(job, machines, free, together=place.together) >= job.tasks:
+            return _pack(job, list(machines), free, place.together)
     return None
 
 
-def _pack(job: JobRequest, tasks: int, machines: list[MachineState], free: Free) -> Spread | None:
-    room = {m.id: tasks_that_fit(job, free[m.id]) for m in machines}
-    if sum(room.values()) < tasks:
-        return None
+def _pack(job: JobRequest, machines: list[MachineState], free: Free, together: bool) -> Spread:
+    room, tasks = _room(job, machines, free, together), job.tasks
     spread: Spread = {}
     while True:
         one = _on_one_machine(job, tasks, machines, room, free)
         if one is not None:
             return {**spread, **one}
         racks = _racks(machines)
+        sizes = {rack: _capacity(job, members, room, together) for rack, members in racks.items()}
         options = []
         for rack, members in racks.items():
             option = _within_rack(job, tasks, members, room, free)
             if option is not None:
-                options.append((len(option), sum(room[m.id] for m in members), rack, option))
+                options.append((len(option), sizes[rack], rack, option))
         if options:
             return {**spread, **min(options, key=lambda option: option[:3])[3]}
-        largest = min(racks, key=lambda rack: (-sum(room[m.id] for m in racks[rack]), rack))
-        for machine in racks[largest]:
-            if room[machine.id]:
-                spread[machine.id] = room[machine.id]
-                tasks -= room[machine.id]
+        largest = min(racks, key=lambda rack: (-sizes[rack], rack))
+        whole = _within_rack(job, sizes[largest], racks[largest], room, free)
+        assert whole is not None
+        spread |= whole
+        tasks -= sizes[largest]
         machines = [m for m in machines if (m.cluster, m.rack) != largest]
 
 

@@ -8,9 +8,9 @@ from domain.compiled import compiled
 from rms.arrays import B1, F8, I4, I8
 from rms.choices import Choices
 from rms.holders import RANKS, Holders, id_before
-from rms.job_planner import NO_PLAN, group_rows, pack_group, roomy_tasks
+from rms.job_planner import NO_PLAN, group_rows, pack_group, rack_sizes, roomy_tasks
 from rms.machines import CPUS_MILLI, GPUS, MEMORY_BYTES, Machines, shift
-from rms.packing import Need, Spread, capacity, keep, order_of
+from rms.packing import Need, PlanShape, Spread, capacity, keep, order_of
 from rms.plans import WIDTH, compare, rate
 
 _REMEMBERED = 32
@@ -77,21 +77,28 @@ def release(holders: Holders, holder: int, sign: int, free: I8, first: int, last
 
 @compiled
 def _fit_after(
-    need: Need, holders: Holders, holder: int, sign: int, free: I8, first: int, last: int
+    need: Need, machines: Machines, holders: Holders, holder: int, sign: int, first: int, last: int, sizes: I8
 ) -> tuple[int, int]:
-    """Adds a holder's amounts on the rows to `free`, or subtracts them (`sign` -1).
+    """Adds a holder's amounts on the rows to the free amounts, or subtracts them (`sign` -1).
 
-    Returns the change of the number of tasks that fit, and the number of the rows on which the holder has resources.
+    `sizes` (`rack_sizes`) is updated. Returns the change of the number of tasks that fit, and the number of the rows on
+    which the holder has resources.
     """
+    free = machines.free
     more, here = 0, 0
     for k in range(holders.first[holder], holders.last[holder]):
         row = holders.machine[k]
         if first <= row < last:
             here += 1
-            more -= capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
+            change = -capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
             for column in range(3):
                 free[column, row] += sign * holders.held[k, column]
-            more += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
+            change += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
+            if sizes.size:
+                size = sizes[machines.rack[row]]
+                sizes[machines.rack[row]] += change
+                change += size % need.rack_tasks - (size + change) % need.rack_tasks
+            more += change
     return more, here
 
 
@@ -145,6 +152,7 @@ def choose_victims(
     free = machines.free
     at_first = roomy_tasks(machines, need, first, last)
     fits = at_first
+    sizes = rack_sizes(machines, need, free, first, last)
     scanned = np.empty(holders.scanned[cluster], np.int32)
     count = 0
     for i in range(holders.scanned[cluster]):
@@ -153,7 +161,7 @@ def choose_victims(
             break
         if below.protected[holder]:
             continue
-        more, here = _fit_after(need, holders, holder, 1, free, first, last)
+        more, here = _fit_after(need, machines, holders, holder, 1, first, last, sizes)
         if here:
             scanned[count] = holder
             count += 1
@@ -166,16 +174,17 @@ def choose_victims(
         return 0
     largest = _largest_first(holders, scanned, count, need.gpus > 0, first, last)
     fits, kept = at_first, 0
+    sizes = rack_sizes(machines, need, free, first, last)
     while fits < need.tasks:
-        fits += _fit_after(need, holders, largest[kept], 1, free, first, last)[0]
+        fits += _fit_after(need, machines, holders, largest[kept], 1, first, last, sizes)[0]
         kept += 1
     needed = 0
     for i in range(kept - 1, -1, -1):
-        less = _fit_after(need, holders, largest[i], -1, free, first, last)[0]
+        less = _fit_after(need, machines, holders, largest[i], -1, first, last, sizes)[0]
         if fits + less >= need.tasks:
             fits += less
         else:
-            release(holders, largest[i], 1, free, first, last)
+            _fit_after(need, machines, holders, largest[i], 1, first, last, sizes)
             victims[needed] = largest[i]
             needed += 1
     for i in range(needed):
@@ -186,18 +195,18 @@ def choose_victims(
 @compiled
 def _place_after(
     machines: Machines, holders: Holders, victims: I4, count: int, need: Need, rows: tuple[int, int, int], out: Spread
-) -> tuple[int, int]:
-    """Packs a job into a group's rows as if the victims were gone; returns the numbers of machines and racks.
+) -> PlanShape:
+    """Packs a job into a group's rows as if the victims were gone; returns the shape of the plan.
 
     `rows` is that of `group_rows`. The plan is written to `out.machine` and `out.tasks`.
     """
     first, last, middle = rows
     for i in range(count):
         release(holders, victims[i], 1, machines.free, first, last)
-    used, spans = pack_group(machines, need, machines.free, first, last, middle, out)
+    shape = pack_group(machines, need, first, last, middle, out)
     for i in range(count):
         release(holders, victims[i], -1, machines.free, first, last)
-    return used, spans
+    return shape
 
 
 @compiled
@@ -219,14 +228,13 @@ def _could_fit(machines: Machines, holders: Holders, need: Need, rank: int, firs
 def plan_evicting(
     machines: Machines, holders: Holders, below: Evictable, need: Need, choices: Choices, out: Spread,
     choice: VictimSearch, memo: VictimCache,
-) -> tuple[int, int, int, int, int]:  # fmt: skip
+) -> tuple[int, int, PlanShape, int]:  # fmt: skip
     """Finds the best plan over all preference classes and clusters; each has its own choice of victims.
 
-    Returns the preference class (`NO_PLAN` if there is no plan), the cluster,
-    and the numbers of machines, racks and victims. The plan is written to `out.best_machine`, `out.best_tasks` and
-    `choice.best`. Ties go to the first cluster.
+    Returns the preference class (`NO_PLAN` if there is no plan), the cluster, the shape, and the number of victims. The
+    plan is written to `out.best_machine`, `out.best_tasks` and `choice.best`. Ties go to the first cluster.
     """
-    best, where, used, spans, victims_of = NO_PLAN, 0, 0, 0, 0
+    best, where, shape, victims_of = NO_PLAN, 0, PlanShape(0, 0, 0, 0), 0
     rating, best_rating = choice.rating[0], choice.rating[1]
     for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
@@ -254,23 +262,23 @@ def plan_evicting(
             order = -1 if best == NO_PLAN else compare(rating, best_rating, WIDTH)
             if order == 0:
                 # Packing is needed only to break a tie, so most options are never packed.
-                if used == 0:
+                if shape.machines == 0:
                     rows = group_rows(machines, where, choices.type[best])
-                    used, spans = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
+                    shape = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
                 rows = (first, last, middle)
-                here, racks = _place_after(machines, holders, choice.victims, needed, need, rows, out)
-                order = -1 if (racks, here) < (spans, used) else 1
+                here = _place_after(machines, holders, choice.victims, needed, need, rows, out)
+                order = -1 if here < shape else 1
             if order < 0:
-                best, where, used, victims_of = preference, cluster, 0, needed
+                best, where, shape, victims_of = preference, cluster, PlanShape(0, 0, 0, 0), needed
                 for column in range(WIDTH):
                     best_rating[column] = rating[column]
                 for i in range(needed):
                     choice.best[i] = choice.victims[i]
     if best != NO_PLAN:
         rows = group_rows(machines, where, choices.type[best])
-        used, spans = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
-        keep(out, used)
-    return best, where, used, spans, victims_of
+        shape = _place_after(machines, holders, choice.best, victims_of, need, rows, out)
+        keep(out, shape.machines)
+    return best, where, shape, victims_of
 
 
 @compiled
@@ -307,8 +315,12 @@ def most_placeable(
                     release(holders, holder, 1, work, first, last)
             if gone == 0:
                 fits += roomy_tasks(machines, need, first, last)
-            for row in range(first, last if gone else first):
-                fits += capacity(need, work[GPUS, row], work[CPUS_MILLI, row], work[MEMORY_BYTES, row])
+            elif need.rack_tasks > 1:
+                sizes = rack_sizes(machines, need, work, first, last)
+                fits += (sizes - sizes % need.rack_tasks).sum()
+            else:
+                for row in range(first, last):
+                    fits += capacity(need, work[GPUS, row], work[CPUS_MILLI, row], work[MEMORY_BYTES, row])
             most = max(most, fits)
     return most
 

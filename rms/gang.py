@@ -12,8 +12,9 @@ import numpy as np
 
 from domain.capacity import nano_usd_per_h
 from domain.scheduling import JobRequest, PlacementRequest
+from domain.spread import SpreadLevel
 from rms.arrays import B1, I4, I8
-from rms.choices import spanning
+from rms.choices import Choices, spanning
 from rms.eviction import (
     Evictable,
     VictimCache,
@@ -23,62 +24,19 @@ from rms.eviction import (
     most_placeable,
     plan_evicting,
 )
-from rms.holders import Holders
 from rms.job_planner import NO_PLAN, most_ever, plan_free, take
-from rms.machines import Machines
-from rms.packing import Spread
+from rms.merged import merged, scopes
+from rms.packing import Need, PlanShape, Spread
 from rms.plans import OF_VICTIMS, SEVERAL, GangPlan, JobPlan, PlanFailure, need_of, rating_of
 from rms.region import RegionColumns
 
 
-def merged(region: RegionColumns, allowed: B1) -> tuple[Machines, Holders, I4]:
-    """Returns columns with a single cluster, and the region's row for each merged row. Racks are not merged.
-
-    `allowed` selects the clusters whose machines are included.
-    """
-    machines, holders = region.machines, region.holders
-    kind_type = machines.kind_type[machines.kind]
-    rows = np.lexsort((machines.by_id, machines.rack, kind_type)).astype(np.int32)
-    rows = rows[allowed[machines.kind_cluster[machines.kind[rows]]]]
-    types, first, kind = np.unique(kind_type[rows], return_index=True, return_inverse=True)
-    kinds = np.flatnonzero(allowed[machines.kind_cluster])
-    to_kind = np.searchsorted(types, machines.kind_type[kinds])
-    kind_free = np.zeros((3, len(types)), np.int64)
-    kind_held = np.zeros((len(holders.kind_held), 3, len(types)), np.int64)
-    for old, new in zip(kinds.tolist(), to_kind.tolist(), strict=True):
-        kind_free[:, new] += machines.kind_free[:, old]
-        kind_held[:, :, new] += holders.kind_held[:, :, old]
-    one = Machines(
-        free=np.ascontiguousarray(machines.free[:, rows]),
-        coarse=np.ascontiguousarray(machines.coarse[:, rows]),
-        total=np.ascontiguousarray(machines.total[:, rows]),
-        rack=machines.rack[rows],
-        by_id=machines.by_id[rows],
-        kind=kind.astype(np.int32),
-        kind_at=np.append(first, len(rows)).astype(np.int32),
-        kind_free=kind_free,
-        kind_type=types.astype(np.int32),
-        kind_cluster=np.zeros(len(types), np.int32),
-        cluster_at=np.array([0, len(types)], np.int32),
-        version=np.zeros(1, np.int64),
-        clock=np.zeros(1, np.int64),
-    )
-    # Holdings on excluded machines get a row number beyond the last row, which no group of machines contains.
-    to_row = np.full(len(machines.rack), len(rows), np.int32)
-    to_row[rows] = np.arange(len(rows))
-    there = np.flatnonzero(holders.last > holders.first)
-    keys = (*holders.words[there].T[::-1], holders.started_at_s[there], -holders.rank[there].astype(np.int64))
-    scan = there[np.lexsort(keys)].astype(np.int32)
-    return (
-        one,
-        holders._replace(
-            machine=to_row[holders.machine] if len(to_row) else holders.machine,
-            kind_held=kind_held,
-            scan=scan.reshape(1, -1),
-            scanned=np.array([len(scan)], np.int32),
-        ),
-        rows,
-    )
+def _needs(job: JobRequest) -> list[Need]:
+    """Returns what the job needs, and the same with its tasks in one machine or rack, if it prefers that."""
+    alone = need_of(job)
+    if job.topology.preferred is None:
+        return [alone]
+    return list(dict.fromkeys((alone, need_of(job, prefers=True))))
 
 
 _MEMOS = 64
@@ -171,10 +129,12 @@ class Planner:
 
         For a job that may span clusters, it is the most that one GPU type of all clusters together could hold.
         """
-        key = (need_of(job)[:3], job.gpu_types, job.span_clusters, job.capacity)
+        need, span = need_of(job), job.span_clusters
+        key = (*need[:3], *need[4:], job.topology.required, job.gpu_types, span, job.capacity)
         if key not in self._most_ever:
-            choices = self.region.choices(job)
-            self._most_ever[key] = most_ever(self.region.machines, need_of(job), choices, job.span_clusters)
+            self._most_ever[key] = max(
+                int(most_ever(self.region.machines, need, choices, span)) for choices in self._by_zone(job)
+            )
         return self._most_ever[key]
 
     def lacking(self, jobs: tuple[JobRequest, ...]) -> tuple[JobRequest, ...]:
@@ -187,12 +147,21 @@ class Planner:
 
     def most_now(self, job: JobRequest, rank: int, protected: B1) -> int:
         """Returns the same maximum as `most_ever`, but for the current state after evicting all evictable workloads."""
-        region, choices = self.region, self.region.choices(job)
-        return int(
-            most_placeable(
-                region.machines, region.holders, protected, rank, need_of(job), choices, job.span_clusters, self._work
-            )
+        columns, need = (self.region.machines, self.region.holders), need_of(job)
+        return max(
+            int(most_placeable(*columns, protected, rank, need, choices, job.span_clusters, self._work))
+            for choices in self._by_zone(job)
         )
+
+    def _by_zone(self, job: JobRequest) -> Iterator[Choices]:
+        """Yields the choices of a job: of each zone, if its tasks may span clusters of one zone only; else of all."""
+        choices = self.region.choices(job)
+        if not (job.span_clusters and job.topology.required is SpreadLevel.ZONE):
+            yield choices
+            return
+        zones = np.array(self.region.zones)
+        for zone in sorted(set(self.region.zones)):
+            yield choices._replace(allowed=choices.allowed & (zones == zone))
 
     def protected_until_s(self, request: PlacementRequest) -> float:
         """Returns the first end of a minimum runtime that alone protects a workload from eviction by the request.
@@ -213,15 +182,20 @@ class Planner:
     def free(self, job: JobRequest) -> JobPlan | None:
         """Returns the job's best plan without evictions, in one cluster or else, if allowed, across clusters."""
         choices = self.region.choices(job)
-        best, cluster, count, racks = plan_free(self.region.machines, need_of(job), choices, self._out)
-        if best != NO_PLAN:
-            return self._plan(job, int(choices.preference[best]), cluster, count, racks)
-        if not job.span_clusters:
-            return None
-        machines, _, rows = merged(self.region, choices.anywhere)
-        one = spanning(self.region.type_numbers(job))
-        best, _, count, racks = plan_free(machines, need_of(job), one, self._out)
-        return None if best == NO_PLAN else self._plan(job, best, SEVERAL, count, racks, rows=rows)
+        alone = []
+        for need in _needs(job):
+            best, cluster, shape = plan_free(self.region.machines, need, choices, self._out)
+            if best != NO_PLAN:
+                alone.append(self._plan(job, int(choices.preference[best]), cluster, shape))
+        if alone or not job.span_clusters:
+            return self._best(alone)
+        several, one = [], spanning(self.region.type_numbers(job))
+        for clusters in scopes(self.region, job, choices.anywhere):
+            machines, _, rows = merged(self.region, clusters)
+            best, _, shape = plan_free(machines, need_of(job), one, self._out)
+            if best != NO_PLAN:
+                several.append(self._plan(job, best, SEVERAL, shape, rows=rows))
+        return self._best(several)
 
     def all_free(self, jobs: Sequence[JobRequest]) -> tuple[JobPlan, ...] | None:
         """Plans all jobs in order without evictions; returns None if one of them does not fit."""
@@ -243,30 +217,38 @@ class Planner:
         """
         if not self.evictable:
             return None
-        region, need, choices = self.region, need_of(job), self.region.choices(job)
-        memo, below = self._memo(job, rank, len(choices.type)), Evictable(rank, protected)
-        best, cluster, count, racks, victims = plan_evicting(
-            region.machines, region.holders, below, need, choices, self._out, self._choice, memo
-        )
-        alone = None
-        if best != NO_PLAN:
-            alone = self._plan(job, int(choices.preference[best]), cluster, count, racks, victims)
-        if not job.span_clusters:
-            return alone
-        machines, holders, rows = merged(region, choices.anywhere)
+        region, choices, below = self.region, self.region.choices(job), Evictable(rank, protected)
+        plans = []
+        for need in _needs(job):
+            memo = self._memo(job, need, rank, len(choices.type))
+            best, cluster, shape, victims = plan_evicting(
+                region.machines, region.holders, below, need, choices, self._out, self._choice, memo
+            )
+            if best != NO_PLAN:
+                plans.append(self._plan(job, int(choices.preference[best]), cluster, shape, victims))
         one = spanning(region.type_numbers(job))
-        best, _, count, racks, victims = plan_evicting(
-            machines, holders, below, need, one, self._out, self._choice, VictimCache.of(len(one.type), 1)
-        )
-        if best == NO_PLAN:
-            return alone
-        several = self._plan(job, best, SEVERAL, count, racks, victims, rows)
-        if alone is None:
-            return several
-        ratings = [rating_of(region.holders, plan.victims)[:OF_VICTIMS].tolist() for plan in (alone, several)]
-        return alone if ratings[0] <= ratings[1] else several
+        for clusters in scopes(self.region, job, choices.anywhere) if job.span_clusters else ():
+            machines, holders, rows = merged(region, clusters)
+            memo = VictimCache.of(len(one.type), 1)
+            best, _, shape, victims = plan_evicting(
+                machines, holders, below, need_of(job), one, self._out, self._choice, memo
+            )
+            if best != NO_PLAN:
+                plans.append(self._plan(job, best, SEVERAL, shape, victims, rows))
+        return self._best(plans)
 
-    def _memo(self, job: JobRequest, rank: int, classes: int) -> VictimCache:
+    def _best(self, plans: Sequence[JobPlan]) -> JobPlan | None:
+        """Returns the best of some plans for one job by the criteria; ties: the first cluster, the first machines."""
+        return min(plans, key=self._key) if len(plans) > 1 else plans[0] if plans else None
+
+    def _key(self, plan: JobPlan) -> tuple[object, ...]:
+        return (
+            rating_of(self.region.holders, plan.victims)[:OF_VICTIMS].tolist(), plan.cluster == SEVERAL, plan.apart,
+            plan.preference, plan.capacity_preference, plan.away, plan.move_us, plan.nano_departures_per_h,
+            plan.nano_usd_per_h, plan.shape, plan.cluster, self.region.machines.by_id[plan.rows].tolist(),
+        )  # fmt: skip
+
+    def _memo(self, job: JobRequest, need: Need, rank: int, classes: int) -> VictimCache:
         """Returns the cached victim choices of identical jobs. The cache is bypassed if the request has evictors.
 
         Enemies are holders in the region that the request may not evict, except those of its own tenant: which ones
@@ -275,7 +257,7 @@ class Planner:
         shape = classes, len(self.region.clusters)
         if self._has_enemies:
             return VictimCache.of(*shape)
-        key = need_of(job), job.gpu_types, job.capacity, job.moves, rank, self._spares_of
+        key = need, job.gpu_types, job.capacity, job.moves, rank, self._spares_of
         memo = self._memos.pop(key, None) or VictimCache.of(*shape)
         self._memos[key] = memo  # Moved to the end: the cache is LRU.
         if len(self._memos) > _MEMOS:
@@ -287,17 +269,33 @@ class Planner:
         self._memos.clear()
 
     def _plan(
-        self, job: JobRequest, preference: int, cluster: int, count: int, racks: int, victims: int = 0,
+        self, job: JobRequest, preference: int, cluster: int, shape: PlanShape, victims: int = 0,
         rows: I4 | None = None,
     ) -> JobPlan:  # fmt: skip
-        where, tasks = self._out.best_machine[:count], self._out.best_tasks[:count]
+        where, tasks = self._out.best_machine[: shape.machines], self._out.best_tasks[: shape.machines]
         if rows is not None:
             where = rows[where]
         order = np.argsort(self.region.machines.by_id[where])
         evicted = tuple(self._choice.best[:victims].tolist())
         where, tasks = where[order], tasks[order]
         terms = self._terms(job, preference, cluster, where, tasks)
-        return JobPlan(job, preference, cluster, where, tasks, racks, evicted, *terms)
+        apart = self._is_apart(job, cluster, where, shape)
+        return JobPlan(job, preference, cluster, where, tasks, shape, evicted, *terms, apart=apart)
+
+    def _is_apart(self, job: JobRequest, cluster: int, rows: I4, shape: PlanShape) -> int:
+        """Returns 1 if the tasks are in several places of the level that the job prefers, else 0."""
+        match job.topology.preferred:
+            case SpreadLevel.MACHINE:
+                places = shape.machines
+            case SpreadLevel.RACK:
+                places = shape.racks
+            case SpreadLevel.CLUSTER:
+                places = len(self.region.clusters_of(rows)) if cluster == SEVERAL else 1
+            case SpreadLevel.ZONE:
+                places = len({self.region.zones[one] for one in self.region.clusters_of(rows)})
+            case None:
+                places = 1
+        return int(places > 1)
 
     def _terms(
         self, job: JobRequest, preference: int, cluster: int, rows: I4, tasks: I8

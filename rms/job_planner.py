@@ -6,7 +6,7 @@ from domain.compiled import compiled
 from rms.arrays import I4, I8
 from rms.choices import Choices
 from rms.machines import CPUS_MILLI, GPUS, MEBIBYTE, MEMORY_BYTES, NO_TYPE, Machines, shift
-from rms.packing import Need, Spread, capacity, keep, measure, pack, rooms
+from rms.packing import Need, PlanShape, Spread, capacity, keep, left_over, measure, pack, rooms, whole_slices
 
 NO_PLAN = -1
 """Returned instead of a preference class if there is no plan."""
@@ -72,9 +72,9 @@ def _roomy(machines: Machines, need: Need, first: int, last: int, out: Spread) -
         room[passed] = first + i
         passed += np.uint64(passes[i])
     tasks = 0
-    if need.memory_bytes % MEBIBYTE == 0 and need.cpus_milli < 2**31:
+    if need.memory_bytes % MEBIBYTE == 0 and need.cpus_milli < 2**31 and need.machine_tasks == 1:
         # The coarse columns are exact in this case: rounding down does not change any quotient.
-        coarse_need = Need(need.gpus, need.cpus_milli, need.memory_bytes // MEBIBYTE, need.tasks)
+        coarse_need = Need(need.gpus, need.cpus_milli, need.memory_bytes // MEBIBYTE, need.tasks, 1, need.rack_tasks)
         for i in range(passed):
             at = room[i] - first
             here = capacity(coarse_need, has_gpus[at], has_cpus[at], has_memory[at])
@@ -93,10 +93,27 @@ def _roomy(machines: Machines, need: Need, first: int, last: int, out: Spread) -
 
 
 @compiled
+def rack_sizes(machines: Machines, need: Need, free: I8, first: int, last: int) -> I8:
+    """Returns how many tasks fit on the rows `first:last` with `free`, by rack number.
+
+    Empty if the racks do not matter for the job, because each may get any number of tasks.
+    """
+    if need.rack_tasks == 1:
+        return np.zeros(0, np.int64)
+    sizes = np.zeros(machines.rack.max() + 1, np.int64)
+    for row in range(first, last):
+        sizes[machines.rack[row]] += capacity(need, free[GPUS, row], free[CPUS_MILLI, row], free[MEMORY_BYTES, row])
+    return sizes
+
+
+@compiled
 def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
     """Returns how many tasks fit on the rows `first:last` of the region."""
     if group_bound(machines, need, first, last) == 0:
         return 0
+    if need.rack_tasks > 1:
+        sizes = rack_sizes(machines, need, machines.free, first, last)
+        return (sizes - sizes % need.rack_tasks).sum()
     free, tasks = machines.free, 0
     cpus_milli = np.int32(min(need.cpus_milli, 2**31 - 1))
     memory_mib = np.int32(need.memory_bytes // MEBIBYTE)
@@ -108,33 +125,39 @@ def roomy_tasks(machines: Machines, need: Need, first: int, last: int) -> int:
 
 
 @compiled
-def pack_group(
-    machines: Machines, need: Need, free: I8, first: int, last: int, middle: int, out: Spread
-) -> tuple[int, int]:
-    """Packs the job into the preferred tier of a group, or into the whole group if the tier does not suffice.
-
-    The group is the rows `first:last`; the preferred tier, if any, ends before `middle`. The plan is written to
-    `out.machine` and `out.tasks`. Returns the numbers of machines and racks; 0 machines if the job does not fit.
-    """
-    found, fits, rest = 0, 0, first
-    if first < middle < last:
-        found, fits = rooms(need, free, first, middle, out, 0, 0)
-        rest = middle
-    if fits < need.tasks:
-        found, fits = rooms(need, free, rest, last, out, found, fits)
-    if fits < need.tasks:
-        return 0, 0
-    return pack(need.tasks, found, free, machines.rack, machines.by_id, out)
+def _packed(machines: Machines, need: Need, found: int, out: Spread) -> PlanShape:
+    """Packs the job into the rooms of one cluster, which suffice for it, and returns the shape of the plan."""
+    used, spans = pack(need, found, machines.free, machines.rack, machines.by_id, out)
+    opened, pieces = left_over(need, machines.free, machines.total, used, out)
+    return PlanShape(spans, used, opened, pieces)
 
 
 @compiled
-def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, int, int]:
-    """Finds the best plan without evictions: most preferred class, then fewest racks, fewest machines, first cluster.
+def pack_group(machines: Machines, need: Need, first: int, last: int, middle: int, out: Spread) -> PlanShape:
+    """Packs the job into the preferred tier of a group, or into the whole group if the tier does not suffice.
 
-    Returns the preference class (`NO_PLAN` if there is no plan), the cluster, and the numbers of machines and racks.
-    The plan is written to `out.best_machine` and `out.best_tasks`.
+    The group is the rows `first:last`; the preferred tier, if any, ends before `middle`. The plan is written to
+    `out.machine` and `out.tasks`. Returns its shape, which has 0 machines if the job does not fit.
     """
-    best, where, fewest, racks = NO_PLAN, 0, 0, 0
+    found, fits, rest = 0, 0, first
+    if first < middle < last:
+        found, fits = rooms(need, machines.free, first, middle, out, 0, 0)
+        rest = middle
+    if fits < need.tasks or not _suffice(machines, need, found, out):
+        found, fits = rooms(need, machines.free, rest, last, out, found, fits)
+    if fits < need.tasks or not _suffice(machines, need, found, out):
+        return PlanShape(0, 0, 0, 0)
+    return _packed(machines, need, found, out)
+
+
+@compiled
+def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> tuple[int, int, PlanShape]:
+    """Finds the best plan without evictions: most preferred class, then the best shape, first cluster.
+
+    Returns the preference class (`NO_PLAN` if there is no plan), the cluster, and the shape. The plan is written to
+    `out.best_machine` and `out.best_tasks`.
+    """
+    best, where, shape = NO_PLAN, 0, PlanShape(0, 0, 0, 0)
     for preference, wanted in enumerate(choices.type):
         for cluster in range(len(machines.cluster_at) - 1):
             if not choices.allowed[preference, cluster]:
@@ -145,19 +168,18 @@ def plan_free(machines: Machines, need: Need, choices: Choices, out: Spread) -> 
             found = _found(machines, need, first, last, middle, out)
             if not found:
                 continue
-            count, spans = measure(
-                need.tasks, found, machines.rack, out, len(machines.rack) if best == NO_PLAN else racks
-            )
-            if count and (best == NO_PLAN or (spans, count) < (racks, fewest)):
-                best, where, fewest, racks = preference, cluster, count, spans
+            if best != NO_PLAN and need.rack_tasks == 1:
+                count, spans = measure(need.tasks, found, machines.rack, out, shape.racks)
+                # No plan leaves less over than a plan that fills its machines.
+                if count == 0 or (spans, count, 0) >= (shape.racks, shape.machines, shape.pieces):
+                    continue
+            here = _packed(machines, need, found, out)
+            if best == NO_PLAN or here < shape:
+                best, where, shape = preference, cluster, here
+                keep(out, here.machines)
         if best != NO_PLAN:
             break
-    if best != NO_PLAN:
-        first, last, middle = group_rows(machines, where, choices.type[best])
-        found = _found(machines, need, first, last, middle, out)
-        pack(need.tasks, found, machines.free, machines.rack, machines.by_id, out)
-        keep(out, fewest)
-    return best, where, fewest, racks
+    return best, where, shape
 
 
 @compiled
@@ -169,9 +191,15 @@ def _found(machines: Machines, need: Need, first: int, last: int, middle: int, o
     found, fits = 0, 0
     if first < middle < last:
         found, fits = _roomy(machines, need, first, middle, out)
-    if fits < need.tasks:
+    if fits < need.tasks or not _suffice(machines, need, found, out):
         found, fits = _roomy(machines, need, first, last, out)
-    return found if fits >= need.tasks else 0
+    return found if fits >= need.tasks and _suffice(machines, need, found, out) else 0
+
+
+@compiled
+def _suffice(machines: Machines, need: Need, found: int, out: Spread) -> bool:
+    """Returns whether the rooms, which suffice for the tasks one by one, suffice for the tasks that stay together."""
+    return need.rack_tasks == 1 or whole_slices(need, found, machines.rack, out) >= need.tasks
 
 
 @compiled
@@ -190,7 +218,10 @@ def most_ever(machines: Machines, need: Need, choices: Choices, span: bool) -> i
             first, last, _ = group_rows(machines, cluster, wanted)
             if not span:
                 fits = 0
-            for row in range(first, last):
+            if need.rack_tasks > 1:
+                sizes = rack_sizes(machines, need, total, first, last)
+                fits += (sizes - sizes % need.rack_tasks).sum()
+            for row in range(first, last if need.rack_tasks == 1 else first):
                 fits += capacity(need, total[GPUS, row], total[CPUS_MILLI, row], total[MEMORY_BYTES, row])
             most = max(most, fits)
     return most

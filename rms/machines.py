@@ -153,6 +153,11 @@ class Layout:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def zones(self) -> list[str]:
+        """The zones of the clusters, by number of the cluster; empty: unknown."""
+        return [self.terms[cluster].zone for cluster in self.clusters]
+
     def cluster(self, row: int) -> int:
         """Returns the cluster number of a row."""
         return int(self.machines.kind_cluster[self.machines.kind[row]])

@@ -6,6 +6,7 @@ The second refusal needs no search.
 from dataclasses import dataclass, field
 
 from domain.scheduling import JobRequest, PlacementRequest
+from domain.topology import ANYWHERE
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class RefusedJob:
             and self.may_not_evict <= may_not_evict
             and self.bound <= bound
             and mine.span_clusters >= its.span_clusters
+            and mine.topology in (ANYWHERE, its.topology)
         )
 
 

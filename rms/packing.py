@@ -1,7 +1,7 @@
 """Bin packing of a job's tasks onto machines (MAST 4.3), with few racks and machines and a tight fit.
 
 Tasks that fill a machine are placed on whole machines. Smaller numbers of tasks use best fit, so that small tasks do
-not fragment idle machines.
+not fragment idle machines. A machine is *opened* by a job if all of its GPUs are free before, and some remain free.
 """
 
 from typing import NamedTuple
@@ -58,6 +58,19 @@ class Need(NamedTuple):
     cpus_milli: int
     memory_bytes: int
     tasks: int
+    machine_tasks: int
+    """Each machine gets a multiple of this number of tasks, which divides `tasks`."""
+    rack_tasks: int
+    """The same for each rack."""
+
+
+class PlanShape(NamedTuple):
+    """How compact the plan of one job is, as the criteria of the same names. Smaller tuples are better."""
+
+    racks: int
+    machines: int
+    opened: int
+    pieces: int
 
 
 class Spread(NamedTuple):
@@ -95,7 +108,7 @@ def capacity(need: Need, gpus: int, cpus_milli: int, memory_bytes: int) -> int:
         or (need.cpus_milli and cpus_milli < 2 * need.cpus_milli)
         or (need.memory_bytes and memory_bytes < 2 * need.memory_bytes)
     ):
-        return 1
+        return 1 if need.machine_tasks == 1 else 0
     fit = _UNLIMITED
     if need.gpus:
         fit = gpus // need.gpus
@@ -103,7 +116,28 @@ def capacity(need: Need, gpus: int, cpus_milli: int, memory_bytes: int) -> int:
         fit = min(fit, cpus_milli // need.cpus_milli)
     if need.memory_bytes:
         fit = min(fit, memory_bytes // need.memory_bytes)
-    return fit
+    return fit if need.machine_tasks == 1 else fit - fit % need.machine_tasks
+
+
+@compiled
+def whole_slices(need: Need, found: int, rack: I4, out: Spread) -> int:
+    """Returns how many tasks fit into the rooms in `out` if each rack gets a multiple of `need.rack_tasks`."""
+    size = _by_rack(found, rack, out)
+    return (size - size % need.rack_tasks).sum()
+
+
+@compiled
+def _by_rack(found: int, rack: I4, out: Spread) -> I8:
+    """Returns the capacity in tasks of each rack, from the one with the lowest number among the rooms on."""
+    if found == 0:
+        return np.zeros(0, np.int64)
+    low, high = rack[out.room[0]], rack[out.room[0]]
+    for i in range(1, found):
+        low, high = min(low, rack[out.room[i]]), max(high, rack[out.room[i]])
+    size = np.zeros(high - low + 1, np.int64)
+    for i in range(found):
+        size[rack[out.room[i]] - low] += out.fit[i]
+    return size
 
 
 @compiled
@@ -186,6 +220,22 @@ def keep(out: Spread, machines: int) -> None:
 
 
 @compiled
+def left_over(need: Need, free: I8, total: I8, used: int, out: Spread) -> tuple[int, int]:
+    """Returns how many machines the current plan opens, and the GPUs that remain free on its machines.
+
+    `used` is its number of machines. For tasks without GPUs, the result is (0, 0).
+    """
+    opened, pieces = 0, 0
+    if need.gpus:
+        for i in range(used):
+            row = out.machine[i]
+            left = free[GPUS, row] - out.tasks[i] * need.gpus
+            pieces += left
+            opened += left > 0 and free[GPUS, row] == total[GPUS, row]
+    return opened, pieces
+
+
+@compiled
 def _tighter(a: int, b: int, free: I8, by_id: I4, out: Spread) -> bool:
     """Returns whether room a is a tighter fit than room b: smaller capacity, then less left over, then lower id.
 
@@ -202,19 +252,21 @@ def _tighter(a: int, b: int, free: I8, by_id: I4, out: Spread) -> bool:
 
 
 @compiled
-def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> tuple[int, int]:
-    """Distributes `tasks` (at least 1) over the rooms of one cluster; returns the numbers of machines and racks used.
+def pack(need: Need, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> tuple[int, int]:
+    """Distributes the tasks of a job over the rooms of one cluster; returns the numbers of machines and racks used.
 
-    The rooms must have enough capacity in total.
+    The rooms must have enough capacity in total. The capacity of a rack is rounded down to a multiple of
+    `need.rack_tasks`.
 
     1. If one machine can take all tasks, use the one with the smallest capacity. Ties: the fewest GPUs left over, then
        the fewest CPUs left over, then the lowest id.
     2. Otherwise, if one rack can take all tasks, use the rack that needs the fewest machines. Ties: the smallest
        capacity, then the name. Fill its machines in order of descending capacity (ties: the fewest GPUs left over)
        until one other machine can take the remaining tasks; choose that machine by rule 1.
-    3. Otherwise, use all of the rack with the largest capacity (ties: by name). Repeat until one of the remaining racks
-       can take the remaining tasks; place these by rules 1 and 2.
+    3. Otherwise, use the whole capacity of the rack with the largest capacity (ties: by name), by rules 1 and 2.
+       Repeat until one of the remaining racks can take the remaining tasks; place these by rules 1 and 2.
     """
+    tasks = need.tasks
     low, high = rack[out.room[0]], rack[out.room[0]]
     for i in range(1, found):
         low, high = min(low, rack[out.room[i]]), max(high, rack[out.room[i]])
@@ -233,6 +285,8 @@ def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> 
     for r in range(racks):  # The loop above moved each begin to that of the previous rack.
         begin[r] = begin[r + 1]
     begin[racks] = found
+    if need.rack_tasks > 1:
+        size -= size % need.rack_tasks
 
     used, spans = 0, 1
     while True:
@@ -242,9 +296,12 @@ def pack(tasks: int, found: int, free: I8, rack: I4, by_id: I4, out: Spread) -> 
                 largest = r
         if size[largest] >= tasks:
             break
-        for k in range(begin[largest], begin[largest + 1]):
-            out.machine[used], out.tasks[used] = out.room[member[k]], out.fit[member[k]]
-            used += 1
+        if need.rack_tasks == 1:
+            for k in range(begin[largest], begin[largest + 1]):
+                out.machine[used], out.tasks[used] = out.room[member[k]], out.fit[member[k]]
+                used += 1
+        else:
+            used = _fill(size[largest], member[begin[largest] : begin[largest + 1]], free, by_id, used, out)
         tasks -= size[largest]
         size[largest] = 0
         spans += 1

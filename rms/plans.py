@@ -15,10 +15,13 @@ from domain.capacity import NANO_DEPARTURES, NANO_USD
 from domain.compiled import compiled
 from domain.criteria import PlanQuality
 from domain.scheduling import JobRequest
+from domain.spread import SpreadLevel
+from domain.topology import ANYWHERE
 from rms.arrays import F8, I4, I8
 from rms.holders import RANKS, Holders
-from rms.packing import Need
+from rms.packing import Need, PlanShape
 
+_WITHIN_CLUSTERS = SpreadLevel.MACHINE, SpreadLevel.RACK
 SEVERAL = -1
 """Cluster number of a plan whose tasks span clusters."""
 
@@ -36,7 +39,8 @@ class JobPlan:
     """Rows of the machines, sorted by machine id."""
     tasks: I8
     """Number of tasks on each machine."""
-    racks: int
+    shape: PlanShape
+    """Its racks, machines, opened machines and pieces, when the job was planned."""
     victims: tuple[int, ...] = ()
     """Numbers of the victims, except those of earlier jobs of the gang."""
     capacity_preference: int = 0
@@ -49,6 +53,8 @@ class JobPlan:
     """Expected departures of owners in billionths per hour, summed over all tasks."""
     nano_usd_per_h: int = 0
     """Price in billionths of a US dollar per hour."""
+    apart: int = 0
+    """1 if the tasks are not in one place of the level that the job prefers."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +72,12 @@ class PlanFailure:
     job: JobRequest
 
 
-def need_of(job: JobRequest) -> Need:
-    """Converts a job to the tuple that the kernels use."""
-    return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks)
+def need_of(job: JobRequest, *, prefers: bool = False) -> Need:
+    """Converts a job to the tuple that the kernels use. With `prefers`, its preferred level counts as required."""
+    if job.topology is ANYWHERE:  # Nearly always, and bids are short.
+        return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks, 1, 1)
+    machine, rack = (job.topology.tasks_by(level, job.tasks, prefers=prefers) for level in _WITHIN_CLUSTERS)
+    return Need(job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, job.tasks, machine, rack)
 
 
 LOST_GPU_MS = RANKS
@@ -116,12 +125,15 @@ def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
         lost_gpu_s=float(rating[LOST_GPU_MS]) / 1000,
         youngest_victim_started_at_s=float(rating[YOUNGEST_S]),
         spanning=sum(job.cluster == SEVERAL for job in plan.jobs),
+        apart=sum(job.apart for job in plan.jobs),
         type_preference=sum(job.preference for job in plan.jobs),
         capacity_preference=sum(job.capacity_preference for job in plan.jobs),
         away=sum(job.away for job in plan.jobs),
         move_s=sum(job.move_us for job in plan.jobs) / 1e6,
         departures_per_h=sum(job.nano_departures_per_h for job in plan.jobs) / NANO_DEPARTURES,
         usd_per_h=sum(job.nano_usd_per_h for job in plan.jobs) / NANO_USD,
-        racks=sum(job.racks for job in plan.jobs),
-        machines=sum(len(job.rows) for job in plan.jobs),
+        racks=sum(job.shape.racks for job in plan.jobs),
+        machines=sum(job.shape.machines for job in plan.jobs),
+        opened=sum(job.shape.opened for job in plan.jobs),
+        pieces=sum(job.shape.pieces for job in plan.jobs),
     )

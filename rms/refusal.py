@@ -11,6 +11,7 @@ from rms.gang import Planner
 from rms.plans import PlanFailure
 from rms.region import RegionColumns
 from rms.spread import occupied
+from rms.together import groups_of, not_together
 
 
 def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
@@ -31,6 +32,8 @@ def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
     if accepted != USUAL or not set(job.capacity) & set(there):
         kinds = (OWN if kind.startswith(own_of("")) else kind for kind in accepted)
         parts.append(f"on {' or '.join(kinds).replace('_', ' ')} machines")
+    for level, tasks in groups_of(job):
+        parts.append(f"{'all' if tasks == job.tasks else f'each {tasks}'} of them in one {level}")
     return f"{'1 task' if job.tasks == 1 else f'{job.tasks} tasks, each'} with {', '.join(parts)}"
 
 
@@ -63,7 +66,8 @@ def refusal(
     after the earlier jobs and after evicting all evictable workloads, and `evictable`, the number of those workloads in
     the region. If a minimum runtime alone protects further workloads on machines that the gang may use, the reason
     contains the first end of one. `own` is the number of workloads in the region that the request spares because they
-    are its own tenant's (`rms.own_tenant`). Another reason names the machines that the request avoids.
+    are its own tenant's (`rms.own_tenant`). Other reasons name a level of the topology that has no room, and the
+    machines that the request avoids.
 
     The second result is the `retry_at_s` of the bid.
     """
@@ -85,7 +89,7 @@ def refusal(
     if request.spares:
         detail["own"] = len(request.spares)
     also, again_s = waits(request, region)
-    others = in_other_pools(region, job)
+    others = *in_other_pools(region, job), *not_together(region, job, request.rank, protected)
     return (Reason(ReasonCode.INSUFFICIENT_CAPACITY, detail), *others, *also), min(retry_at_s, again_s)
 
 

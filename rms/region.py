@@ -335,6 +335,11 @@ class RegionColumns:
             self._choices[key] = choices(self._layout, self.name, job, self.type_numbers(job))
         return self._choices[key]
 
+    @property
+    def zones(self) -> Sequence[str]:
+        """The zones of the clusters, by number of the cluster."""
+        return self._layout.zones
+
     def terms(self, cluster: int, gpu_type: str | None) -> tuple[Terms, float]:
         """Returns a cluster's terms, and its price of one GPU in US dollars per hour."""
         name = self._layout.clusters[cluster]

@@ -86,14 +86,15 @@ class _FitCheck:
 
 @compiled
 def _need(needs: I8, job: int) -> Need:
-    return Need(needs[job, 0], needs[job, 1], needs[job, 2], needs[job, 3])
+    return Need(needs[job, 0], needs[job, 1], needs[job, 2], needs[job, 3], needs[job, 4], 1)
 
 
 @compiled
 def _all_fits(free: I8, groups: I8, needs: I8) -> I8:
     """Returns for each group of machines how many tasks of the group's job fit into it.
 
-    A row of `groups` is (job, first row, last row), a row of `needs` is (amounts per task, tasks).
+    A row of `groups` is (job, first row, last row), a row of `needs` is (amounts per task, tasks, tasks per machine and
+    per rack). Racks are ignored, so the numbers are upper bounds.
     """
     fits = np.zeros(len(groups), np.int64)
     for g in range(len(groups)):

@@ -32,11 +32,11 @@ class WorkloadColumns:
         self._demand: Ints = np.zeros((workloads, 5), np.int64)
         """For a gang of one job: tasks, GPUs, CPUs and memory per task, and whether one cluster must hold all tasks."""
         self._kind: Ints = np.full(workloads, -1, np.int64)
-        """Number of the combination of accepted GPU types, accepted capacity kinds, allowed places and maximum runtime.
+        """Number of the combination of GPU types, capacity kinds, topology, allowed places and maximum runtime.
 
         -1: the gang has several jobs.
         """
-        self._kinds: dict[tuple[tuple[str, ...], tuple[str, ...], frozenset[str] | None, float], int] = {}
+        self._kinds: dict[tuple[object, ...], int] = {}
 
     def asks(self, number: int, jobs: Sequence[JobRequest], places: frozenset[str] | None, at_most_s: float) -> None:
         """Stores a workload's request, allowed places (None: all) and maximum runtime. Skips gangs of several jobs."""
@@ -46,7 +46,7 @@ class WorkloadColumns:
                 job.tasks, job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task, not job.span_clusters,
             )  # fmt: skip
             self._kind[number] = self._kinds.setdefault(
-                (job.gpu_types, job.capacity, places, at_most_s), len(self._kinds)
+                (job.gpu_types, job.capacity, job.topology, places, at_most_s), len(self._kinds)
             )
 
     def ask_no_less(

@@ -17,6 +17,7 @@ from activities.scheduling.scan_result import ArrayBacklog, QueuedDemand
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.ids import array_of
 from domain.scheduling import Holding, JobRequest
+from domain.spread import SpreadLevel
 from gms.starts.forecast import ArrayElements, HeldAmount, StartForecaster, WaitingDemand
 from gms.starts.kernels import F8
 from infra.db.logs import Publication
@@ -148,7 +149,8 @@ def _groups(tenant: str, amount: int) -> tuple[str, ...]:
 
 
 def _size(jobs: Sequence[JobRequest]) -> int:
-    return max((job.gpus_per_task for job in jobs), default=0)
+    many = (job.topology.tasks_by(SpreadLevel.MACHINE, job.tasks) for job in jobs)
+    return max((tasks * job.gpus_per_task for tasks, job in zip(many, jobs, strict=True)), default=0)
 
 
 def _gpus(jobs: Sequence[JobRequest]) -> int:

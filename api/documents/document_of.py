@@ -9,6 +9,7 @@ from api.documents.retries import retries_of
 from domain.array_elements import shown_indexes
 from domain.notify_spec import NotifySpec
 from domain.spec import ArraySpec, CheckpointSpec, DependencySpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
+from domain.topology import TopologyRule
 
 _CHECKPOINT = {"interval_s": "interval", "grace_s": "grace", "keep": "keep", "max_failing_s": "max_failing",
                "max_failures": "max_failures"}  # fmt: skip
@@ -62,6 +63,7 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "role": job.role,
             "tasks": job.tasks,
             "span_clusters": job.span_clusters or None,
+            "topology": job.topology and _topology(job.topology),
             "resources": _resources(job.resources),
             "setup": job.setup,
             "restart": None if job.restart == "gang" else job.restart,
@@ -73,6 +75,14 @@ def _job(job: JobSpec) -> dict[str, Any]:
             "secrets": job.secrets,
         }
     )
+
+
+def _topology(rule: TopologyRule) -> dict[str, Any]:
+    piece = {"tasks": rule.slice_tasks, "level": rule.slice_level.value} if rule.slice_tasks > 1 else None
+    return _given({
+        "required": rule.required and rule.required.value, "preferred": rule.preferred and rule.preferred.value,
+        "slice": piece,
+    })  # fmt: skip
 
 
 def _dependency(one: DependencySpec) -> dict[str, Any]:

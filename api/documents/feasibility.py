@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from domain.capacity import OWN, CapacityKind
 from domain.spec import JobSpec, WorkloadSpec
+from domain.spread import SpreadLevel
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,9 @@ class EqualMachines:
         if task.gpus and self.gpu_type not in task.gpu_types:
             return 0
         parts = (self.gpus, task.gpus), (self.cpus_milli, task.cpus_milli), (self.memory_bytes, task.memory_bytes)
-        return self.count * min((have // need for have, need in parts if need), default=job.tasks)
+        many = 1 if job.topology is None else job.topology.tasks_by(SpreadLevel.MACHINE, job.tasks)
+        fit = min((have // need for have, need in parts if need), default=job.tasks)
+        return self.count * (fit // many * many)
 
 
 def never(spec: WorkloadSpec, fleet: Iterable[EqualMachines]) -> str | None:

@@ -30,6 +30,7 @@ from api.documents.notify import NOTIFY, NOTIFY_RULES, check_each
 from api.documents.position import At
 from api.documents.retries import RETRIES
 from api.documents.syntax import Value
+from api.documents.topology_rules import MAX_TASKS, RULES, TOPOLOGY, check_topology
 from api.problems import FieldError
 from domain.capacity import OWN, USUAL, CapacityKind
 from domain.ids import DEFAULT_NAMESPACE, NAME_PATTERN, NAME_RULE, TABLE_PATTERN, TABLE_RULE
@@ -41,7 +42,6 @@ from domain.slots import MAX_SLOTS
 from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 
 VERSION = 1
-MAX_TASKS = 100_000
 MAX_COMMAND_BYTES = 96 << 10
 _MAX_FILES_BYTES = 256 << 10
 _MAX_ENVIRONMENT_BYTES = 64 << 10
@@ -199,6 +199,7 @@ JOB = section({
     "role": Field(NAME, "Default: the name"),
     "tasks": Field(integer(1, MAX_TASKS), default=1),
     "span_clusters": Field(TRUTH, _SPAN, default=False),
+    "topology": Field(TOPOLOGY),
     "resources": Field(RESOURCES),
     **COMMANDS,
     "run": Field(_RUN, f"{RUN}. Replaces the entry point of an image. {_NEEDS_RUN}", ""),
@@ -210,8 +211,8 @@ JOB = section({
     "image_pull_secret": Field(name("secret"), "Name of the tenant's secret with USER:PASSWORD for the image's "
                                f"registry. {NO_PULL}"),
 }, "Identical tasks with a role; each task is a process group on one machine").checked(
-    lambda at, values: _command_or_image(at, set_once(at, values)), _NOT_BOTH, _NEEDS_RUN, NO_SETUP, NO_PULL,
-    _NO_RESTART,
+    lambda at, values: check_topology(at, _command_or_image(at, set_once(at, values))), _NOT_BOTH, _NEEDS_RUN,
+    NO_SETUP, NO_PULL, _NO_RESTART, *RULES,
 )  # fmt: skip
 
 # -------------------------------------------------------------------------------------------------- fields of workloads

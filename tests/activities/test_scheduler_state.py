@@ -5,7 +5,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -22,6 +22,8 @@ from domain.phases import Phase
 from domain.protocol.scheduling import DryRunRequest
 from domain.scheduling import Bid, JobRequest, RegionSnapshot, ScanResult
 from domain.spec import WorkloadSpec
+from domain.spread import SpreadLevel
+from domain.topology import TopologyRule
 from infra.db import changes
 from infra.db.logs import Change
 from infra.db.migrate import upgrade
@@ -368,11 +370,12 @@ def test_a_clusters_prices_and_kind_are_held_with_its_machines(world: World) -> 
 
 def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
     """The demand that Postgres derives from a specification equals the demand that Python derives."""
-    full = job("a", tasks=2, gpus=2, types=("h100", "a100"), span_clusters=True)
+    topology = TopologyRule(preferred=SpreadLevel.ZONE, slice_tasks=2, slice_level=SpreadLevel.RACK)
+    full = job("a", tasks=2, gpus=2, types=("h100", "a100"), span_clusters=True, topology=topology)
     kinds = (CapacityKind.SPOT, CapacityKind.RESERVED)
     request = full.request(tuple(kind.value for kind in kinds))
     said = [one for one in fields(JobRequest) if one.name != "moves"]  # Moves are no part of a specification.
-    assert all(asdict(request)[one.name] != one.default for one in said), "every field must differ from its default"
+    assert all(getattr(request, one.name) != one.default for one in said), "every field must differ from its default"
     spec = WorkloadSpec(
         name="w", tenant="t", jobs=(full, job("b", gpus=0)),
         tables=("words", "a \"quoted\" name"), regions_allowed=("east", "west"), regions_excluded=("west",),

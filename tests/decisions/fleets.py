@@ -19,6 +19,7 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from domain.spread import SpreadLevel, SpreadRule
+from domain.topology import TopologyRule
 from gms.auction.auction import Auction, Options
 from rms.region import RegionColumns
 
@@ -145,6 +146,25 @@ _SPREADS = (
 _SHARES = [(machine, share, with_gpus) for machine in range(9) for share in (1, 2, 4) for with_gpus in (1, 1, 1, 0)]
 
 
+_LEVELS = tuple(SpreadLevel)
+_TOPOLOGIES = [
+    (None, None, 1, SpreadLevel.MACHINE),
+    *((level, None, size, at) for level in (None, *_LEVELS) for size in (1, 2) for at in _LEVELS[:2]),
+    *((None, level, size, at) for level in _LEVELS for size in (1, 2) for at in _LEVELS[:2]),
+]
+"""Required level, preferred level, size of slices and their level."""
+
+
+def with_topology(
+    job: JobRequest, topology: tuple[SpreadLevel | None, SpreadLevel | None, int, SpreadLevel]
+) -> JobRequest:
+    """Returns the job with a topology, and with an even number of tasks if it has slices of two."""
+    required, preferred, size, level = topology
+    if job.span_clusters and required is not SpreadLevel.ZONE:
+        required = None
+    return replace(job, tasks=job.tasks * size, topology=TopologyRule(required, preferred, size, level))
+
+
 @st.composite
 def requests(draw: st.DrawFn) -> PlacementRequest:
     """Draws a workload of one to three jobs.
@@ -159,6 +179,7 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
         gang = [replace(job, span_clusters=True) for job in gang]
     kinds = with_pools(draw(st.sampled_from(_KINDS)), draw(st.sampled_from(((), (), ("here/p",)))))
     gang = [replace(job, capacity=kinds) for job in gang]
+    gang = [with_topology(job, draw(st.sampled_from(_TOPOLOGIES))) for job in gang]
     moves = draw(st.sampled_from(_MOVES))
     gang = [replace(job, moves=moves if index else moves[:2]) for index, job in enumerate(gang)]
     immune = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))
@@ -282,6 +303,10 @@ def crowded(seed: int) -> tuple[RegionSnapshot, PlacementRequest]:
         gang.append(JobRequest(f"job{index}", rng.randint(1, 6), gpus, types, cpus_milli, rng.choice((0, 2)) * GIB))
     spanning = Random(seed + 1).choice((0, 0, 1, 3))
     gang = [replace(job, span_clusters=index < spanning) for index, job in enumerate(gang)]
+    places = Random(seed + 7)
+    gang = [
+        with_topology(job, places.choice(_TOPOLOGIES if places.random() < 0.5 else _TOPOLOGIES[:1])) for job in gang
+    ]
     other = Random(seed + 3)
     terms, kinds = {cluster: other.choice(_TERMS) for cluster in ("c1", "c2")}, other.choice(_KINDS)
     gang = [replace(job, capacity=kinds) for job in gang]

@@ -214,7 +214,10 @@ def test_refusals_tell_the_truth(seed: int) -> None:
     snapshot, request = crowded(seed)
     told = bid(snapshot, request).reasons
     left_out = {ReasonCode.ISOLATION_TOO_WEAK: request.too_open, ReasonCode.MACHINES_AVOIDED: request.avoids}
-    elsewhere = ReasonCode.SPREAD_REQUIRED, ReasonCode.IN_OTHER_POOLS
+    for reason in told:
+        if reason.code is ReasonCode.NOT_TOGETHER:
+            assert int(str(reason.detail["places"])) < int(str(reason.detail["groups"]))
+    elsewhere = ReasonCode.SPREAD_REQUIRED, ReasonCode.NOT_TOGETHER, ReasonCode.IN_OTHER_POOLS
     told = tuple(reason for reason in told if reason.code not in elsewhere)
     reasons = [reason for reason in told if reason.code not in left_out]
     for reason in told[len(reasons) :]:
