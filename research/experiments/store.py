@@ -42,6 +42,8 @@ class OutcomeStore:
         sources: tuple[str, ...] = _SCENES
         if name == BOUND:
             sources = (*_SCENES, "research/experiments/bound.py")
+        elif name.startswith("gaming"):
+            sources = (*_SCENES, *_RUNS, "research/experiments/gaming.py", "research/experiments/strategies.py")
         elif name != BASELINE:
             sources = (*_SCENES, *_RUNS, *(_RIVALS if name not in (OURS, MAST, "federated") else ()))
         folder = self.out / "outcomes"
