@@ -130,9 +130,7 @@ def _type(w: SimulatedWorkload) -> str:
     return w.jobs[0].gpu_types[0] if w.gpus else ""
 
 
-def scene_of(
-    folder: Path, fleet: str = "fleet.yaml", params: Sequence[str] = ()
-) -> tuple[dict[str, Any], Scenario]:
+def scene_of(folder: Path, fleet: str = "fleet.yaml", params: Sequence[str] = ()) -> tuple[dict[str, Any], Scenario]:
     """Returns the facts of a case (`case.json`), and its scenario on one of its fleets, with settings replaced."""
     facts = json.loads((folder / "case.json").read_text())
     scene = from_trace(

@@ -1,11 +1,12 @@
-"""Ways in which a person can try to get ahead of others with the same work, by what the API allows.
+"""Ways in which a person can try to get ahead with the same work, by what the API allows (docs/gaming.md).
 
-A *piece* is a workload of honest use. A strategy replaces it with *lanes*: workloads that wait and run beside each
-other, each lane one workload after another, the next one submitted when the one before has ended.
+A *piece* is a workload of honest use. A strategy replaces it with *lanes*: workloads that run beside each other. A lane
+is one workload or several, each of which is submitted when the one before has ended.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import ceil, inf
 
 from simulation.workloads import SimulatedWorkload
@@ -13,15 +14,13 @@ from simulation.workloads import SimulatedWorkload
 Lanes = tuple[tuple[SimulatedWorkload, ...], ...]
 HOUR_S = 3600.0
 SHORTEST_S = 600.0
-"""The shortest part of a workload: the start of each part costs minutes of provisioning."""
+"""The shortest false limit: the start of each part costs minutes of provisioning."""
 
 
 @dataclass(frozen=True)
 class GamingStrategy:
-    """A strategy: what replaces a piece, and what its person does while it waits."""
+    """What replaces a piece, and what its person does while it waits."""
 
-    means: str
-    """What the person does through the API."""
     rewrite: Callable[[SimulatedWorkload, int], Lanes]
     """Returns the lanes of a piece; the number is the best level that its tenant may ask for."""
     resubmit_after_s: float = inf
@@ -29,7 +28,7 @@ class GamingStrategy:
     copies: bool = False
     """Each lane does all of the work; when one has got its slots, the others are cancelled."""
     early_s: float = 0.0
-    """The person submits this long before the work can begin, and lets the slots wait for it."""
+    """The piece is submitted this long before its work can begin; if it starts earlier, its slots wait for the work."""
 
 
 @dataclass(frozen=True)
@@ -39,24 +38,24 @@ class RewrittenPiece:
     origin: SimulatedWorkload
     lanes: Lanes
     copies: bool = False
-    workloads: list[SimulatedWorkload] = field(init=False)
 
-    def __post_init__(self) -> None:
-        """Collects the workloads of the lanes."""
-        object.__setattr__(self, "workloads", [w for lane in self.lanes for w in lane])
+    @property
+    def workloads(self) -> list[SimulatedWorkload]:
+        """All workloads of the lanes."""
+        return [w for lane in self.lanes for w in lane]
 
 
 def rewritten(piece: SimulatedWorkload, strategy: GamingStrategy, best_level: int) -> RewrittenPiece:
     """Returns the piece as its person submits it; only the first workload of each lane is submitted at once."""
-    lanes = strategy.rewrite(piece, best_level)
-    if strategy.early_s:
-        at_s = max(0.0, piece.submit_s - strategy.early_s)
-        lanes = tuple((replace(lane[0], submit_s=at_s, arrives_s=at_s), *lane[1:]) for lane in lanes)
-    later = tuple((lane[0], *(replace(w, arrives_s=inf) for w in lane[1:])) for lane in lanes)
-    return RewrittenPiece(piece, later, strategy.copies)
+    at_s = max(0.0, piece.submit_s - strategy.early_s) if strategy.early_s else piece.submit_s
+    lanes = tuple(
+        (replace(lane[0], submit_s=at_s, arrives_s=at_s), *(replace(w, arrives_s=inf) for w in lane[1:]))
+        for lane in strategy.rewrite(piece, best_level)
+    )
+    return RewrittenPiece(piece, lanes, strategy.copies)
 
 
-def _unchanged(piece: SimulatedWorkload, _: int) -> Lanes:
+def _same(piece: SimulatedWorkload, _: int) -> Lanes:
     return ((piece,),)
 
 
@@ -64,96 +63,78 @@ def _renamed(piece: SimulatedWorkload, _: int) -> Lanes:
     return ((replace(piece, id=f"{piece.id}!", recurring=f"name-of-{piece.id}"),),)
 
 
-def _by_other_key(piece: SimulatedWorkload, _: int) -> Lanes:
-    key = sum(piece.id.encode()) % 4
-    return ((replace(piece, user=f"{piece.user}-key-{key}"),),)
+def _other_key(piece: SimulatedWorkload, _: int) -> Lanes:
+    return ((replace(piece, user=f"{piece.user}-key-{sum(piece.id.encode()) % 4}"),),)
 
 
-def _singles(piece: SimulatedWorkload, best_level: int, share: int = 1) -> Lanes:
-    """Splits each task into tasks of `share` GPUs, each a workload of its own."""
+def _singles(piece: SimulatedWorkload, best_level: int, limit_times_gpus: bool = False) -> Lanes:
     (job,) = piece.jobs
-    parts = job.gpus // share if job.gpus_per_task % share == 0 else 1
-    if parts <= 1:
-        return _unchanged(piece, best_level)
-    per_part = job.tasks * job.gpus // parts // job.tasks
-    small = replace(
-        job, tasks=1, gpus_per_task=per_part, cpus_milli_per_task=job.cpus_milli // parts,
-        memory_bytes_per_task=job.tasks * job.memory_bytes_per_task // parts,
+    if job.gpus <= 1:
+        return _same(piece, best_level)
+    one = replace(
+        job, tasks=1, gpus_per_task=1, cpus_milli_per_task=job.cpus_milli // job.gpus,
+        memory_bytes_per_task=job.tasks * job.memory_bytes_per_task // job.gpus,
     )  # fmt: skip
-    return tuple((replace(piece, id=f"{piece.id}!{k}", jobs=(small,)),) for k in range(parts))
+    limit_s = piece.max_runtime_s * (job.gpus if limit_times_gpus else 1)
+    return tuple((replace(piece, id=f"{piece.id}!{k}", jobs=(one,), max_runtime_s=limit_s),) for k in range(job.gpus))
 
 
-def _chain(piece: SimulatedWorkload, parts: int, limit_s: float = inf) -> tuple[SimulatedWorkload, ...]:
-    """Splits a workload into parts that run one after the other, with the limit, or with their length as limit."""
-    length_s = piece.duration_s / parts
-    return tuple(
-        replace(piece, id=f"{piece.id}!{k}", duration_s=length_s, max_runtime_s=min(limit_s, length_s))
-        for k in range(parts)
-    )
+def _singles_in_order(piece: SimulatedWorkload, best_level: int) -> Lanes:
+    return _singles(piece, best_level, limit_times_gpus=True)
 
 
 def _hours(piece: SimulatedWorkload, _: int) -> Lanes:
-    return (_chain(piece, max(1, ceil(piece.duration_s / HOUR_S))),)
-
-
-def _false_limit(piece: SimulatedWorkload, _: int) -> Lanes:
-    limit_s = max(SHORTEST_S, piece.max_runtime_s / 4)
-    parts, left_s = [], piece.duration_s
-    while left_s > 0:
-        ran_s = min(left_s, limit_s)
-        parts.append(
-            replace(piece, id=f"{piece.id}!{len(parts)}", duration_s=ran_s, max_runtime_s=limit_s)
-        )
-        left_s -= ran_s
-    return (tuple(parts),)
+    parts = max(1, ceil(piece.duration_s / HOUR_S))
+    length_s = piece.duration_s / parts
+    part = replace(piece, duration_s=length_s, max_runtime_s=length_s)
+    return (tuple(replace(part, id=f"{piece.id}!{k}") for k in range(parts)),)
 
 
 def _dust(piece: SimulatedWorkload, best_level: int) -> Lanes:
     return tuple(lane for (single,) in _singles(piece, best_level) for lane in _hours(single, best_level))
 
 
+def _false_limit(piece: SimulatedWorkload, _: int) -> Lanes:
+    limit_s = max(SHORTEST_S, piece.max_runtime_s / 4)
+    parts = max(1, ceil(piece.duration_s / limit_s))
+    ran_s = [min(limit_s, piece.duration_s - k * limit_s) for k in range(parts)]
+    part = replace(piece, max_runtime_s=limit_s)
+    return (tuple(replace(part, id=f"{piece.id}!{k}", duration_s=ran) for k, ran in enumerate(ran_s)),)
+
+
+def _no_limit(piece: SimulatedWorkload, _: int) -> Lanes:
+    return ((replace(piece, max_runtime_s=inf),),)
+
+
 def _best_level(piece: SimulatedWorkload, best_level: int) -> Lanes:
     return ((replace(piece, level=best_level),),)
-
-
-def _without_limit(piece: SimulatedWorkload, _: int) -> Lanes:
-    return ((replace(piece, max_runtime_s=inf),),)
 
 
 def _copies(piece: SimulatedWorkload, _: int) -> Lanes:
     return tuple((replace(piece, id=f"{piece.id}!{k}"),) for k in range(3))
 
 
-HONEST = GamingStrategy("one workload for a piece of work, its own level, its limit twice the runtime on the median", _unchanged)
+HONEST = GamingStrategy(_same)
 STRATEGIES = {
-    "names": GamingStrategy("another `name`, `recurring` and id for every workload", _renamed),
-    "keys": GamingStrategy("four keys, which an operator must create, in turn", _by_other_key),
-    "singles": GamingStrategy("a gang of k GPUs becomes k workloads of one GPU", _singles),
-    "hours": GamingStrategy("a long workload becomes a chain of one hour at most, each with its exact limit", _hours),
-    "dust": GamingStrategy("both: workloads of one GPU and one hour at most", _dust),
-    "false limit": GamingStrategy(
-        "a quarter of the honest `max_runtime`, at least ten minutes; the rest is submitted again after the kill",
-        _false_limit,
-    ),
-    "no limit": GamingStrategy("no `max_runtime`", _without_limit),
-    "level": GamingStrategy("the tenant's level for everything", _best_level),
-    "resubmit": GamingStrategy("`mizzen cancel` after 15 minutes in the queue, and a new submission", _unchanged, 900.0),
-    "copies": GamingStrategy("three copies; when one gets its slots, the others are cancelled", _copies, copies=True),
-    "early": GamingStrategy(
-        "submits an hour before the work can begin; the slots wait for it", _unchanged, early_s=HOUR_S
-    ),
+    "names": GamingStrategy(_renamed),
+    "keys": GamingStrategy(_other_key),
+    "level": GamingStrategy(_best_level),
+    "no-limit": GamingStrategy(_no_limit),
+    "false-limit": GamingStrategy(_false_limit),
+    "hours": GamingStrategy(_hours),
+    "resubmit": GamingStrategy(_same, resubmit_after_s=900.0),
+    "copies": GamingStrategy(_copies, copies=True),
+    "early": GamingStrategy(_same, early_s=HOUR_S),
+    "singles": GamingStrategy(_singles),
+    "singles-in-order": GamingStrategy(_singles_in_order),
+    "dust": GamingStrategy(_dust),
 }
 
 
-def persons(
-    workloads: Sequence[SimulatedWorkload], from_s: float, to_s: float, tenants: int
-) -> set[tuple[str, str]]:
-    """Returns (tenant, person): in each of the `tenants` with the most submissions, the person with the most."""
-    count: dict[tuple[str, str], int] = {}
-    of_tenant: dict[str, int] = {}
-    for w in workloads:
-        if from_s <= w.submit_s < to_s:
-            count[w.tenant, w.user] = count.get((w.tenant, w.user), 0) + 1
-            of_tenant[w.tenant] = of_tenant.get(w.tenant, 0) + 1
+def persons(workloads: Sequence[SimulatedWorkload], from_s: float, to_s: float, tenants: int) -> set[tuple[str, str]]:
+    """Returns (tenant, person): of each of the `tenants` with the most submissions, the person with the most."""
+    submitted = [w for w in workloads if from_s <= w.submit_s < to_s]
+    of_tenant = Counter(w.tenant for w in submitted)
+    of_person = Counter((w.tenant, w.user) for w in submitted)
     largest = sorted(of_tenant, key=lambda name: (-of_tenant[name], name))[:tenants]
-    return {min((key for key in count if key[0] == name), key=lambda key: (-count[key], key)) for name in largest}
+    return {min((who for who in of_person if who[0] == t), key=lambda who: (-of_person[who], who)) for t in largest}
