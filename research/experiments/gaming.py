@@ -45,6 +45,8 @@ def gains(cells: Sequence[ExperimentCase], store: OutcomeStore, name: str, figur
     sums: dict[int, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for case in cells:
         people, honest = store.read(case, GAMING + name), store.read(case, GAMING + "honest")
+        if people is None or honest is None:
+            continue
         for who in honest.keys() - {"cpu_s"}:
             sums[case.seed][0] += people[who][figure]
             sums[case.seed][1] += honest[who][figure]
@@ -54,12 +56,17 @@ def gains(cells: Sequence[ExperimentCase], store: OutcomeStore, name: str, figur
 
 def table(cells: Sequence[ExperimentCase], store: OutcomeStore, names: Sequence[str]) -> list[str]:
     """Returns the table of gains: by strategy, the mean over the seeds and its standard error."""
-    lines = ["| strategy | wait | delay of the end | GPU hours | goal |", "| --- | --- | --- | --- | --- |"]
+    lines = [
+        "| strategy | seeds | wait | delay of the end | GPU hours | goal |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for name in names:
         found = [gains(cells, store, name, figure) for figure in FIGURES]
+        if not all(found):
+            continue
         shown = [f"{mean(one):+.1f} ± {stdev(one) / len(one) ** 0.5 if len(one) > 1 else inf:.1f}" for one in found]
         met = all(mean(one) <= GAIN_AT_MOST for one in found)
-        lines.append(f"| {name} | {' | '.join(shown)} | {'met' if met else '**missed**'} |")
+        lines.append(f"| {name} | {len(found[0])} | {' | '.join(shown)} | {'met' if met else '**missed**'} |")
     return lines
 
 
