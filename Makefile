@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances chaos-slurm properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-pools experiment-reclaim clean damaged-trees
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances chaos-slurm properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-gaming experiment-pools experiment-reclaim clean damaged-trees
 
 setup: $(VENV)/.ready
 
@@ -223,6 +223,11 @@ $(SKYPILOT)/.ready: requirements-skypilot.lock | setup
 OUT ?= .experiment
 experiment: setup
 	@$(BIN)/python -m research.experiments $(if $(DATA),--data '$(DATA)') --out '$(OUT)' $(ARGS)
+
+# What persons gain who try to get ahead of others (docs/gaming.md). DATA is the folder with philly.csv; without it, only
+# the generated trace is run. An interrupted run resumes.
+experiment-gaming: setup
+	@$(BIN)/python -m research.experiments.gaming $(if $(DATA),--data '$(DATA)') --out '$(OUT)' $(ARGS)
 
 # Compares a fleet sized for the peak demand with a smaller fleet plus pools (docs/experiments-pools.md). DATA is the
 # folder with ml-jobs, spot-availability and prices. Takes half an hour.

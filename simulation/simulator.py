@@ -1,7 +1,7 @@
 """The event loop on the virtual clock: runs each event in time order, and a pass over the queue after changes."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from heapq import heappop, heappush
 from math import inf
@@ -21,7 +21,9 @@ class EventKind(IntEnum):
     FINISH = 0
     LEAVE = 1
     START = 2
-    OBJECTIVE = 3
+    CANCEL = 3
+    SUBMIT = 4
+    OBJECTIVE = 5
 
 
 @dataclass(frozen=True)
@@ -56,9 +58,10 @@ class Simulator:
         self.keeper = scenario.sources.keeper(self.transitions, meter, self._passes.shortages, scenario.seed)
         states = self.transitions.states
         self._arrivals = sorted(
-            (state for state in states if state.workload.id not in scenario.holding),
+            (s for s in states if s.workload.id not in scenario.holding and s.workload.arrives_s < inf),
             key=lambda state: (state.workload.arrives_s, state.number),
         )
+        self._state_of = {state.workload.id: state for state in states}
         self._arrived = 0
         self.now_s = 0.0
         self.events = 0
@@ -70,6 +73,27 @@ class Simulator:
     def _later(self, at_s: float, kind: str, state: WorkloadState) -> None:
         # The turn identifies the attempt (or wait) of the event: if another has begun, the event is stale.
         heappush(self._heap, (at_s, EventKind[kind], state.number, state.turn))
+
+    def submit(self, at_s: float, workload: str) -> None:
+        """Submits a workload that has not been submitted (`arrives_s` is infinite) or was cancelled, at `at_s`.
+
+        This method and the next two are for observers of the run, which act for persons.
+        """
+        self._later(at_s, "SUBMIT", self._state_of[workload])
+
+    def cancel(self, at_s: float, workload: str) -> None:
+        """Cancels a workload at `at_s` if it waits until then. If it holds slots already, it ends once it has started.
+
+        A workload that gets its slots after this call and before `at_s` is not cancelled.
+        """
+        self._later(at_s, "CANCEL", self._state_of[workload])
+
+    def prolong(self, at_s: float, workload: str, more_s: float) -> None:
+        """Makes a workload that starts at `at_s` hold its slots for `more_s` longer than its work takes."""
+        state = self._state_of[workload]
+        state.workload = replace(state.workload, duration_s=state.workload.duration_s + more_s)
+        state.turn += 1
+        self._later(at_s + state.remaining_s(), "FINISH", state)
 
     @property
     def standing(self) -> ScanOrder | None:
@@ -145,9 +169,13 @@ class Simulator:
                 self.transitions.leave(at_s, state)
             elif kind == EventKind.START:
                 self.transitions.start(at_s, state)
+            elif kind == EventKind.CANCEL:
+                self.transitions.cancel(at_s, state)
+            elif kind == EventKind.SUBMIT:
+                self.transitions.submit(at_s, state)
             else:
                 self.transitions.run_out(at_s, state)
-            if kind in (EventKind.FINISH, EventKind.LEAVE):
+            if kind not in (EventKind.START, EventKind.OBJECTIVE):
                 self._passes.news = True
                 self.keeper.hope(at_s)
 

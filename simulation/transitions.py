@@ -1,7 +1,7 @@
 """The effects of events on workloads, ledgers, the engine and the metrics."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from domain.lifecycle.attempts import FIRST, Step, StepOutcome
@@ -119,6 +119,26 @@ class Transitions:
         state.phase = Phase.PENDING
         self._wait(at_s, at_s, state)
         self._say(at_s, "submitted", state, next(iter(state.only), None) if self._binding and state.only else None)
+
+    def submit(self, at_s: float, state: WorkloadState) -> None:
+        """Queues a workload that a person submits during the run: its age begins now."""
+        state.workload = replace(state.workload, submit_s=at_s, arrives_s=at_s)
+        self.arrive(at_s, state)
+
+    def cancel(self, at_s: float, state: WorkloadState) -> None:
+        """Removes a waiting workload from the queue. A workload that holds slots ends when it has started."""
+        if state.step is not None:
+            state.workload = replace(state.workload, duration_s=state.done_s)
+            if state.step is Step.RUN:
+                self._later(at_s, "FINISH", state)
+        if state.phase not in QUEUED_PHASES:
+            return
+        self.evictors.clear()
+        self._no_longer_queued(state)
+        if self._binding is not None:
+            self._binding.finished(state.workload)
+        state.phase, state.turn = Phase.CANCELLED, state.turn + 1
+        self._say(at_s, "cancelled", state)
 
     def award(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
         """Awards a plan to a workload, and evicts the plan's victims."""

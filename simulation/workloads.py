@@ -16,7 +16,10 @@ class SimulatedWorkload:
     submit_s: float
     """Submission on the simulation's clock, from which the age counts."""
     arrives_s: float
-    """When the scheduler sees the workload: later than `submit_s` if it was submitted before the start of a slice."""
+    """When the scheduler sees the workload: later than `submit_s` if it was submitted before the start of a slice.
+
+    Infinity: it is submitted during the run (`Simulator.submit`).
+    """
     duration_s: float
     """Seconds of work."""
     jobs: tuple[JobRequest, ...]

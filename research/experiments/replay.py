@@ -6,6 +6,7 @@ Waits are not taken from the simulator's own statistics.
 import json
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -129,11 +130,11 @@ def _type(w: SimulatedWorkload) -> str:
     return w.jobs[0].gpu_types[0] if w.gpus else ""
 
 
-def scene_of(folder: Path, fleet: str = "fleet.yaml") -> tuple[dict[str, Any], Scenario]:
-    """Returns the facts of a case (`case.json`), and its scenario on one of its fleets."""
+def scene_of(folder: Path, fleet: str = "fleet.yaml", params: Sequence[str] = ()) -> tuple[dict[str, Any], Scenario]:
+    """Returns the facts of a case (`case.json`), and its scenario on one of its fleets, with settings replaced."""
     facts = json.loads((folder / "case.json").read_text())
     scene = from_trace(
-        folder / fleet, str(folder / "trace.csv"), seed=facts["seed"], until_s=facts["until_s"],
+        folder / fleet, str(folder / "trace.csv"), seed=facts["seed"], until_s=facts["until_s"], params=params,
         span=Span(facts["from_s"], facts["until_s"]), measured=Span(facts["measure_from_s"], facts["measure_to_s"]),
     )  # fmt: skip
     return facts, scene

@@ -13,6 +13,8 @@ from research.experiments.scenes import build
 
 ROOT = Path(__file__).parents[2]
 BOUND = "bound"
+GAMING = "gaming-"
+"""Begins the names of the outcomes of strategies by which persons try to get ahead."""
 _SCENES = ("research/traces", "research/experiments/scenes.py", "research/experiments/fleets.py",
            "research/experiments/cases.py", "examples/philly/fleet.yaml")  # fmt: skip
 """What the files of a cell depend on, in addition to the trace."""
@@ -42,6 +44,8 @@ class OutcomeStore:
         sources: tuple[str, ...] = _SCENES
         if name == BOUND:
             sources = (*_SCENES, "research/experiments/bound.py")
+        elif name.startswith(GAMING):
+            sources = (*_SCENES, *_RUNS, "research/experiments/persons.py", "research/experiments/strategies.py")
         elif name != BASELINE:
             sources = (*_SCENES, *_RUNS, *(_RIVALS if name not in (OURS, MAST, "federated") else ()))
         folder = self.out / "outcomes"

@@ -19,6 +19,7 @@ _GERUNDS = {
     "annealing": "simulated annealing, the algorithm",
     "bursting": "cloud bursting, the field's term",
     "disk_recording": "a recording of a disk",
+    "gaming": "gaming of the queue, the field's term",
     "housekeeping": "a noun",
     "kill_training": "the training that is killed",
     "lightning": "the library",
