@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from mizzen.client.errors import ClientError
+
 from tests.chaos.observed import Observed, Order, read_journals
 from tests.stack.harness import ROOT, Up, wait_until
 
