@@ -68,11 +68,15 @@ _templates.globals |= {"top": TOP, "version": VERSION, "csrf_field": CSRF_FIELD}
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """Returns a page, or its changing part if the script has asked for it: 304 if the browser has this version."""
+    """Returns a page, or its changing part if the script has asked for it: 304 if the browser has this version.
+
+    A part has no token of the login, because other logins get the same part (`console.shared_parts`).
+    """
     is_part = PART in request.headers
+    login = {} if is_part else {"csrf": request.scope.get(CSRF, "")}
     text = _templates.get_template(template).render(
-        is_part=is_part, caller=caller_of(request.scope), path=request.url.path, csrf=request.scope.get(CSRF, ""),
-        here=f"{request.url.path}?{request.url.query}".rstrip("?"), **values,
+        is_part=is_part, caller=caller_of(request.scope), path=request.url.path,
+        here=f"{request.url.path}?{request.url.query}".rstrip("?"), **login, **values,
     )  # fmt: skip
     if not is_part:
         return HTMLResponse(text, status)

@@ -49,7 +49,10 @@ def fill(world: ApiWorld) -> str:
 
 @pytest.mark.timeout(300)
 async def test_a_login_a_change_an_action_and_its_end(world: ApiWorld, serve: Callable[[ApiWorld], str]) -> None:
-    """The queue shows a new workload without a reload; it is cancelled on its page; a log-out ends both tabs."""
+    """The queue shows a new workload without a reload; it is cancelled on its page; a log-out ends both tabs.
+
+    The page of the workload offers the actions of its new phase, and a question that was opened stays open.
+    """
     url = await asyncio.to_thread(serve, world)
     async with chromium() as browser:
         context = await browser.new_context()
@@ -68,6 +71,10 @@ async def test_a_login_a_change_an_action_and_its_end(world: ApiWorld, serve: Ca
         other = await context.new_page()
         await other.goto(f"{url}/console/workloads/{id_}")
         await other.get_by_text("Cancel…").click()
+        world.set_phase(id_, Phase.RUNNING)
+        await expect(other.get_by_text("Preempt…")).to_be_visible(timeout=PATIENCE_MS)
+        world.set_phase(id_, Phase.PENDING)
+        await expect(other.get_by_role("button", name="Hold")).to_be_visible(timeout=PATIENCE_MS)
         await other.get_by_role("button", name="Cancel").click()
         await expect(other.get_by_text("cancelled: ")).to_be_visible(timeout=PATIENCE_MS)
         await expect(page.get_by_text("Nothing waits.")).to_be_visible(timeout=PATIENCE_MS)
