@@ -116,6 +116,23 @@ async def test_the_api_restarts_under_an_open_page(world: ApiWorld) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_many_tabs_of_a_browser(world: ApiWorld, serve: Callable[[ApiWorld], str]) -> None:
+    """Ten tabs show a change: a browser opens six connections to a host, and they share one stream."""
+    url = await asyncio.to_thread(serve, world)
+    async with chromium() as browser:
+        context = await browser.new_context()
+        tabs = [await context.new_page() for _ in range(10)]
+        await log_in(tabs[0], url, world)
+        for tab in tabs:
+            await tab.goto(f"{url}/console/queue", timeout=PATIENCE_MS)
+        world.set_phase(world.add_workload(Phase.PENDING, name="new-one"), Phase.PENDING)
+        for tab in tabs:
+            await expect(tab.get_by_role("link", name="new-one")).to_be_visible(timeout=PATIENCE_MS)
+        assert world.app.state.mizzen.hub.followers == 1
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_assistive_software_reads_every_page(
