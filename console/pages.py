@@ -12,6 +12,7 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.types import Scope
 
 from api.auth import Caller, Role, caller_of, is_below
 from api.problems import MEDIA_TYPE, HttpProblem, not_found
@@ -95,15 +96,15 @@ def temporal_link(state: ApiState, caller: Caller, workflow_id: str) -> str | No
     return f"{UI_PATH}/namespaces/{quote(state.settings.temporal.namespace, safe='')}/workflows?query={query}"
 
 
-def problem_page(problem: HttpProblem) -> Response:
-    """Returns the page of an error."""
+def problem_page(problem: HttpProblem, scope: Scope) -> Response:
+    """Returns the page of an error of a request."""
     body = problem.to_json()
-    return _problem(body, {name: str(value) for name, value in (problem.headers or {}).items()})
+    return _problem(body, {name: str(value) for name, value in (problem.headers or {}).items()}, scope)
 
 
-def _problem(body: dict[str, Any], headers: dict[str, str]) -> Response:
+def _problem(body: dict[str, Any], headers: dict[str, str], scope: Scope) -> Response:
     text = _templates.get_template("problem.html").render(
-        is_part=False, caller=None, path="", csrf="", here=TOP, problem=body
+        is_part=False, caller=caller_of(scope), path=scope["path"], csrf=scope.get(CSRF, ""), here=TOP, problem=body
     )  # fmt: skip
     return HTMLResponse(text, body["status"], headers)
 
@@ -121,7 +122,7 @@ async def _in_page(
     if response.media_type != MEDIA_TYPE or not is_below(request.url.path, TOP):
         return response
     if response.status_code != 401:
-        return _problem(json.loads(bytes(response.body)), {})
+        return _problem(json.loads(bytes(response.body)), {}, request.scope)
     if PART in request.headers:
         return Response(status_code=204, headers={"HX-Redirect": LOGIN})
     wanted = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else TOP
