@@ -43,7 +43,7 @@ jobs:
     resources: {{accelerators: "{gpu}:1", cpus: 1, memory: 256MiB}}
     run: echo "rank $RANK of $WORLD_SIZE meets the others at $MASTER_ADDR:$MASTER_PORT"
 """
-FILTERS = ("phase", "tenant", "name", "label")
+FILTERS = ("phase", "tenant", "name", "label", "array")
 """Names of the filters of lists."""
 Filter = Annotated[str, Query(max_length=300)]
 PhaseFilter = Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")]
@@ -62,15 +62,16 @@ def show_workloads(
     tenant: Filter = "",
     name: Filter = "",
     label: Filter = "",
+    array: Filter = "",
     cursor: Filter = "",
 ) -> Response:
-    """Shows the workloads that match the filters, newest first."""
+    """Shows the workloads that match the filters, newest first: an array as one, or the elements of an array."""
     given: Any = [phase] if phase else None
     found = list_workloads(
         state, caller, tenant=tenant or None, phase=given, label=[label] if label else None, name=name or None,
-        limit=_ROWS, cursor=cursor or None,
+        array=array or None, limit=_ROWS, cursor=cursor or None,
     )  # fmt: skip
-    filters = {"phase": phase, "tenant": tenant, "name": name, "label": label}
+    filters = {"phase": phase, "tenant": tenant, "name": name, "label": label, "array": array}
     phases = ["live", *Phase, "held", "blocked"]
     return page(request, "workloads.html", found=found, filters=filters, phases=phases, cursor=cursor)
 
