@@ -1,9 +1,11 @@
 """The first page: health, waiting workloads with reasons, the work lost to preemption today, and the cost."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from functools import partial
 
 from fastapi import Request, Response
+from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Viewer
@@ -16,11 +18,17 @@ from api.state import ApiState, StateOf
 from api.workloads.queue import read_queue
 from console.pages import TOP, page
 from console.queue_page import MOST_COUNTED
+from domain.units import format_duration
+from infra.db import outbox
+from infra.db.buckets import failing_buckets
 from infra.db.lost_work import preempted_since
+from infra.db.silent_regions import silence_reason, silent_regions
 
 router = Router(prefix=TOP, include_in_schema=False)
 _WAITING = 8
 _LOST = 5
+_MAIL_S = 120.0
+"""Age of the oldest undelivered message that the page reports."""
 
 
 @router.get("")
@@ -44,6 +52,7 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     with state.transaction() as session:
         regions = slots_by_region(session)
         lost = preempted_since(session, today, caller.tenant, _LOST)
+        wrong += _stopped(session, [one.region for one in regions])
     wrong += [
         f"Region {one.region}: {one.ready} of {one.machines} machines are ready."
         for one in regions
@@ -55,6 +64,17 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
         usd=sum(cost.usd for cost in costs), unpriced_h=sum(cost.unpriced_h for cost in costs),
         hours=_gpu_hours([(cost.resource, cost.hours) for cost in costs]),
     )  # fmt: skip
+
+
+def _stopped(session: Session, regions: Sequence[str]) -> list[str]:
+    """Returns what keeps work from being placed or started: regions, buckets, and messages that wait."""
+    silent = [silence_reason(name, one.since_s) for name, one in silent_regions(session).items() if not one.slow]
+    out = [reason.sentence for reason in (*silent, *failing_buckets(session, regions).values())]
+    mail = outbox.backlog(session)
+    if mail.oldest_s > _MAIL_S:
+        age = format_duration(mail.oldest_s)
+        out.append(f"Messages to workflows have waited for {age}: no control worker runs, or Temporal does not answer.")
+    return out
 
 
 def _gpu_hours(used: list[tuple[str, float]]) -> dict[str, float]:
