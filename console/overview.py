@@ -5,7 +5,6 @@ from datetime import UTC, datetime, time
 from functools import partial
 
 from fastapi import Request, Response
-from sqlalchemy.orm import Session
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Viewer
@@ -39,6 +38,8 @@ async def show_overview(request: Request, state: StateOf, caller: Viewer) -> Res
         ready = await readyz(state)
         if ready.temporal == "unreachable":
             wrong.append("Temporal does not answer: workloads run on, but nothing starts, moves or ends.")
+        if ready.held:
+            wrong.append("The database was restored from a backup: nothing runs until `mizzen adopt`.")
         if ready.loops != "ok":
             wrong.append(f"Periodic loops: {ready.loops}.")
     except HttpProblem as problem:
@@ -52,7 +53,7 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     with state.transaction() as session:
         regions = slots_by_region(session)
         lost = preempted_since(session, today, caller.tenant, _LOST)
-        wrong += _stopped(session, [one.region for one in regions])
+    wrong += _stopped(state, [one.region for one in regions])
     wrong += [
         f"Region {one.region}: {one.ready} of {one.machines} machines are ready."
         for one in regions
@@ -66,11 +67,12 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     )  # fmt: skip
 
 
-def _stopped(session: Session, regions: Sequence[str]) -> list[str]:
+def _stopped(state: ApiState, regions: Sequence[str]) -> list[str]:
     """Returns what keeps work from being placed or started: regions, buckets, and messages that wait."""
-    silent = [silence_reason(name, one.since_s) for name, one in silent_regions(session).items() if not one.slow]
-    out = [reason.sentence for reason in (*silent, *failing_buckets(session, regions).values())]
-    mail = outbox.backlog(session)
+    with state.transaction() as session:
+        silent = [silence_reason(name, one.since_s) for name, one in silent_regions(session).items() if not one.slow]
+        out = [reason.sentence for reason in (*silent, *failing_buckets(session, regions).values())]
+        mail = outbox.backlog(session)
     if mail.oldest_s > _MAIL_S:
         age = format_duration(mail.oldest_s)
         out.append(f"Messages to workflows have waited for {age}: no control worker runs, or Temporal does not answer.")

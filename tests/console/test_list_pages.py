@@ -13,6 +13,7 @@ from infra.db.buckets import BucketState, publish_bucket
 from infra.db.costs import CostDay
 from infra.db.logs import Outbox
 from infra.db.models import Workload
+from infra.db.restored_databases import Restoration
 from infra.db.silent_regions import SilentRegion, publish_silent
 from tests.api.calls import act
 from tests.api.published import publish
@@ -36,10 +37,15 @@ async def test_an_array_and_its_elements(world: ApiWorld, browse: Browse) -> Non
         assert "<dd>10: 9 waiting, 1 live</dd>" in text and "<dt>Most at a time</dt><dd>3</dd>" in text
         assert f'href="/console/workloads?array={id_}"' in text
         elements = await client.get(f"/console/workloads?array={id_}")
-        assert re.findall(r'<tr id="(.*?)"', elements.text) == [element]
+        assert re.findall(r'<tr id="(.*?)"', elements.text) == [element] and ">sweep/4</a>" in elements.text
         assert f'4 of <a href="/console/workloads/{id_}">' in (await client.get(f"/console/workloads/{element}")).text
         counted = await client.get(f"/console/workloads/bulk?array={id_}")
         assert "1 live workload matches." in counted.text
+    world.set_phase(element, Phase.RUNNING)
+    async with browse() as client:
+        text = (await client.get(f"/console/workloads/{id_}")).text
+        assert ">Hold</button>" in text and "Preempt…" not in text
+        assert "Preempt…" in (await client.get(f"/console/workloads/{element}")).text
     async with browse("speech") as client:
         assert element not in (await client.get(f"/console/workloads?array={id_}")).text
 
@@ -88,3 +94,7 @@ async def test_the_first_page_says_what_keeps_work_from_starting(world: ApiWorld
         text = (await client.get("/console")).text
     assert "no route &lt;b&gt;" in text and "Messages to workflows have waited for 5m" in text
     assert text.count('<li class="error">') == 3
+    with world.session() as session:
+        session.add(Restoration(made_at=func.now()))
+    async with browse() as client:
+        assert "nothing runs until `mizzen adopt`" in (await client.get("/console")).text
