@@ -4,6 +4,7 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -17,7 +18,7 @@ from api.services.metrics import service_metrics, service_totals
 from api.streams.hub import Hub
 from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
-from infra.db import published_queue
+from infra.db import outbox, published_queue
 from infra.db.buckets import bucket_states
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt
@@ -117,13 +118,10 @@ class InstallationCollector(Collector):
             yield from (silent, buckets)
             unusable = rows("select count(*) from machine where cordon is not null or draining")[0][0]
             yield GaugeMetricFamily("mizzen_machines_cordoned", "Machines cordoned or drained", value=_number(unusable))
-            backlog, age_s = rows(
-                "select count(*), coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0) from outbox"
-                " where delivered_at is null"
-            )[0]
-            yield GaugeMetricFamily("mizzen_outbox_backlog", "Undelivered outbox messages", value=_number(backlog))
+            mail = outbox.backlog(session)
+            yield GaugeMetricFamily("mizzen_outbox_backlog", "Undelivered outbox messages", value=mail.messages)
             yield GaugeMetricFamily(
-                "mizzen_outbox_oldest_seconds", "Age of the oldest undelivered message", value=max(0.0, _number(age_s))
+                "mizzen_outbox_oldest_seconds", "Age of the oldest undelivered message", value=mail.oldest_s
             )
             copies = GaugeMetricFamily(
                 "mizzen_replicas_wrong", "Replicas that failed verification and are not repaired yet", labels=["region"]
@@ -150,11 +148,8 @@ class InstallationCollector(Collector):
             auctions = CounterMetricFamily(
                 "mizzen_auction", "Counters of scans and auctions since the start of their worker", labels=["what"]
             )
-            for what, count in rows(
-                "select key, value from publication, jsonb_each_text(body -> 'counters') where name = :name order by 1",
-                name=published_queue.NAME,
-            ):
-                auctions.add_metric([str(what)], _number(count))
+            for what, count in sorted(published_queue.progress(session)[1].items()):
+                auctions.add_metric([what], count)
             yield auctions
             yield from service_totals(session)
 
@@ -272,6 +267,16 @@ class ServiceCollector(Collector):
             return [*service_metrics(session, self._tenant), *_task_gpus(session, self._tenant)]
 
 
+class Served(NamedTuple):
+    """The requests to this process since its start."""
+
+    requests: int
+    failed: int
+    """Those that were answered with a 5xx status."""
+    mean_s: float
+    """Mean time to the first byte of the response."""
+
+
 class Metrics:
     """The metrics registry of one process."""
 
@@ -287,6 +292,14 @@ class Metrics:
         followers = Gauge("mizzen_api_followers", "Open event and log streams", registry=self.registry)
         followers.set_function(lambda: float(hub.followers))
         self.registry.register(InstallationCollector(engine))
+
+    def served(self) -> Served:
+        """Returns the sums over all routes."""
+        counts = [one for family in self.requests.collect() for one in family.samples if one.name.endswith("_total")]
+        seconds = [one for family in self.seconds.collect() for one in family.samples if one.name.endswith("_sum")]
+        requests = int(sum(one.value for one in counts))
+        failed = sum(one.value for one in counts if one.labels["status"].startswith("5"))
+        return Served(requests, int(failed), sum(one.value for one in seconds) / max(1, requests))
 
 
 class Counting:

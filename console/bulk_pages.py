@@ -32,9 +32,10 @@ def show_bulk(
     tenant: Filter = "",
     name: Filter = "",
     label: Filter = "",
+    array: Filter = "",
 ) -> Response:
     """Shows how many live workloads match the filters, and the actions on them."""
-    filters = {"phase": phase, "tenant": tenant, "name": name, "label": label}
+    filters = {"phase": phase, "tenant": tenant, "name": name, "label": label, "array": array}
     wanted = _matching(caller, filters)
     with state.transaction() as session:
         newest = live_matching(session, wanted, None, 1)
@@ -70,7 +71,8 @@ def _matching(caller: Caller, filters: dict[str, str]) -> Any:
     phase: Any = [filters["phase"]] if filters["phase"] else None
     label = [filters["label"]] if filters["label"] else None
     return matching(
-        caller, tenant=filters["tenant"] or None, phase=phase, label=label, name=filters["name"] or None
+        caller, tenant=filters["tenant"] or None, phase=phase, label=label, name=filters["name"] or None,
+        array=filters["array"] or None,
     )  # fmt: skip
 
 

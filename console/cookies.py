@@ -106,7 +106,7 @@ class BrowserLogins:
         try:
             await self._log_in(scope)
         except HttpProblem as problem:
-            await problem_page(problem)(scope, receive, guarded)
+            await problem_page(problem, scope)(scope, receive, guarded)
         else:
             await self._app(scope, receive, guarded)
 

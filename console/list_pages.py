@@ -1,6 +1,8 @@
 """Tenants, services and health: one list each."""
 
 import re
+from collections import defaultdict
+from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
 
 from fastapi import Query, Request, Response
@@ -20,12 +22,15 @@ from api.state import StateOf
 from console.cookies import Form
 from console.curves import traffic_charts
 from console.pages import TOP, page, temporal_link
+from domain.capacity import CPU
 from domain.ids import service_workflow_id
+from infra.db import outbox, published_queue
 from infra.db.tenants import Tenant
 
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
 _MINUTES = 60
+_DAYS = 7
 _NAMES: TypeAdapter[str] = TypeAdapter(Name)
 After = Annotated[str, Query(max_length=300)]
 
@@ -34,10 +39,18 @@ After = Annotated[str, Query(max_length=300)]
 def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After = "") -> Response:
     """Shows tenants with their quotas, usage, and costs of the last week."""
     found = list_tenants(state, caller, _ROWS, cursor or None)
-    usd: dict[str, float] = {}
-    for cost in list_costs(state, caller).items:
-        usd[cost.tenant] = usd.get(cost.tenant, 0.0) + cost.usd
-    return page(request, "tenants.html", found=found, usd=usd, cursor=cursor, may_create=caller.may(Role.OPERATOR))
+    today = datetime.now(UTC).date()
+    days = [today - timedelta(days=ago) for ago in reversed(range(_DAYS))]
+    usd, gpu_h = (defaultdict[tuple[str, date], float](float) for _ in range(2))
+    for cost in list_costs(state, caller, days[0], today).items:
+        usd[cost.tenant, cost.day] += cost.usd
+        gpu_h[cost.tenant, cost.day] += cost.hours if cost.resource != CPU else 0.0
+    return page(
+        request, "tenants.html", found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor,
+        totals={one.name: sum(usd[one.name, day] for day in days) for one in found.items},
+        columns=[("Tenant", ""), *((f"{day:%a %d %b}", "number") for day in days)],
+        may_create=caller.may(Role.OPERATOR),
+    )  # fmt: skip
 
 
 @router.post("/tenants")
@@ -83,5 +96,11 @@ def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) 
 
 @router.get("/health")
 def show_health(request: Request, state: StateOf, caller: Operator) -> Response:
-    """Shows the periodic loops, with their failures."""
-    return page(request, "health.html", loops=list_loops(state, caller).items)
+    """Shows the periodic loops with their failures, the scheduler's times, and the requests to this process."""
+    with state.transaction() as session:
+        mail = outbox.backlog(session)
+        scanned_at, counters = published_queue.progress(session)
+    return page(
+        request, "health.html", loops=list_loops(state, caller).items, mail=mail, scanned_at=scanned_at,
+        counters=counters, served=state.metrics.served(),
+    )  # fmt: skip

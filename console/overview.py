@@ -1,5 +1,6 @@
 """The first page: health, waiting workloads with reasons, the work lost to preemption today, and the cost."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, time
 from functools import partial
 
@@ -16,11 +17,17 @@ from api.state import ApiState, StateOf
 from api.workloads.queue import read_queue
 from console.pages import TOP, page
 from console.queue_page import MOST_COUNTED
+from domain.units import format_duration
+from infra.db import outbox
+from infra.db.buckets import failing_buckets
 from infra.db.lost_work import preempted_since
+from infra.db.silent_regions import silence_reason, silent_regions
 
 router = Router(prefix=TOP, include_in_schema=False)
 _WAITING = 8
 _LOST = 5
+_MAIL_S = 120.0
+"""Age of the oldest undelivered message that the page reports."""
 
 
 @router.get("")
@@ -31,6 +38,8 @@ async def show_overview(request: Request, state: StateOf, caller: Viewer) -> Res
         ready = await readyz(state)
         if ready.temporal == "unreachable":
             wrong.append("Temporal does not answer: workloads run on, but nothing starts, moves or ends.")
+        if ready.held:
+            wrong.append("The database was restored from a backup: nothing runs until `mizzen adopt`.")
         if ready.loops != "ok":
             wrong.append(f"Periodic loops: {ready.loops}.")
     except HttpProblem as problem:
@@ -44,6 +53,7 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     with state.transaction() as session:
         regions = slots_by_region(session)
         lost = preempted_since(session, today, caller.tenant, _LOST)
+    wrong += _stopped(state, [one.region for one in regions])
     wrong += [
         f"Region {one.region}: {one.ready} of {one.machines} machines are ready."
         for one in regions
@@ -55,6 +65,18 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
         usd=sum(cost.usd for cost in costs), unpriced_h=sum(cost.unpriced_h for cost in costs),
         hours=_gpu_hours([(cost.resource, cost.hours) for cost in costs]),
     )  # fmt: skip
+
+
+def _stopped(state: ApiState, regions: Sequence[str]) -> list[str]:
+    """Returns what keeps work from being placed or started: regions, buckets, and messages that wait."""
+    with state.transaction() as session:
+        silent = [silence_reason(name, one.since_s) for name, one in silent_regions(session).items() if not one.slow]
+        out = [reason.sentence for reason in (*silent, *failing_buckets(session, regions).values())]
+        mail = outbox.backlog(session)
+    if mail.oldest_s > _MAIL_S:
+        age = format_duration(mail.oldest_s)
+        out.append(f"Messages to workflows have waited for {age}: no control worker runs, or Temporal does not answer.")
+    return out
 
 
 def _gpu_hours(used: list[tuple[str, float]]) -> dict[str, float]:

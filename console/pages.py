@@ -12,6 +12,7 @@ from urllib.parse import quote
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.types import Scope
 
 from api.auth import Caller, Role, caller_of, is_below
 from api.problems import MEDIA_TYPE, HttpProblem, not_found
@@ -68,11 +69,15 @@ _templates.globals |= {"top": TOP, "version": VERSION, "csrf_field": CSRF_FIELD}
 
 
 def page(request: Request, template: str, *, status: int = 200, **values: Any) -> Response:
-    """Returns a page, or its changing part if the script has asked for it: 304 if the browser has this version."""
+    """Returns a page, or its changing part if the script has asked for it: 304 if the browser has this version.
+
+    A part has no token of the login, because other logins get the same part (`console.shared_parts`).
+    """
     is_part = PART in request.headers
+    login = {} if is_part else {"csrf": request.scope.get(CSRF, "")}
     text = _templates.get_template(template).render(
-        is_part=is_part, caller=caller_of(request.scope), path=request.url.path, csrf=request.scope.get(CSRF, ""),
-        here=f"{request.url.path}?{request.url.query}".rstrip("?"), **values,
+        is_part=is_part, caller=caller_of(request.scope), path=request.url.path,
+        here=f"{request.url.path}?{request.url.query}".rstrip("?"), **login, **values,
     )  # fmt: skip
     if not is_part:
         return HTMLResponse(text, status)
@@ -91,15 +96,15 @@ def temporal_link(state: ApiState, caller: Caller, workflow_id: str) -> str | No
     return f"{UI_PATH}/namespaces/{quote(state.settings.temporal.namespace, safe='')}/workflows?query={query}"
 
 
-def problem_page(problem: HttpProblem) -> Response:
-    """Returns the page of an error."""
+def problem_page(problem: HttpProblem, scope: Scope) -> Response:
+    """Returns the page of an error of a request."""
     body = problem.to_json()
-    return _problem(body, {name: str(value) for name, value in (problem.headers or {}).items()})
+    return _problem(body, {name: str(value) for name, value in (problem.headers or {}).items()}, scope)
 
 
-def _problem(body: dict[str, Any], headers: dict[str, str]) -> Response:
+def _problem(body: dict[str, Any], headers: dict[str, str], scope: Scope) -> Response:
     text = _templates.get_template("problem.html").render(
-        is_part=False, caller=None, path="", csrf="", here=TOP, problem=body
+        is_part=False, caller=caller_of(scope), path=scope["path"], csrf=scope.get(CSRF, ""), here=TOP, problem=body
     )  # fmt: skip
     return HTMLResponse(text, body["status"], headers)
 
@@ -117,7 +122,7 @@ async def _in_page(
     if response.media_type != MEDIA_TYPE or not is_below(request.url.path, TOP):
         return response
     if response.status_code != 401:
-        return _problem(json.loads(bytes(response.body)), {})
+        return _problem(json.loads(bytes(response.body)), {}, request.scope)
     if PART in request.headers:
         return Response(status_code=204, headers={"HX-Redirect": LOGIN})
     wanted = f"{request.url.path}?{request.url.query}".rstrip("?") if request.method == "GET" else TOP

@@ -8,7 +8,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Operator, Role, Submitter, Viewer
+from api.auth import Caller, Operator, Role, Submitter, Viewer
 from api.people.tenants import list_tenants
 from api.problems import HttpProblem, invalid
 from api.routing import Router
@@ -21,6 +21,7 @@ from api.workloads.queue import why
 from api.workloads.routes import get_progress, get_workload, list_attempts, list_workloads
 from api.workloads.submission import submit
 from api.workloads.victims import victims_of
+from api.workloads.views import WorkloadView
 from console.cookies import Form
 from console.curves import progress_charts
 from console.pages import TOP, page, temporal_link
@@ -43,7 +44,7 @@ jobs:
     resources: {{accelerators: "{gpu}:1", cpus: 1, memory: 256MiB}}
     run: echo "rank $RANK of $WORLD_SIZE meets the others at $MASTER_ADDR:$MASTER_PORT"
 """
-FILTERS = ("phase", "tenant", "name", "label")
+FILTERS = ("phase", "tenant", "name", "label", "array")
 """Names of the filters of lists."""
 Filter = Annotated[str, Query(max_length=300)]
 PhaseFilter = Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")]
@@ -62,15 +63,16 @@ def show_workloads(
     tenant: Filter = "",
     name: Filter = "",
     label: Filter = "",
+    array: Filter = "",
     cursor: Filter = "",
 ) -> Response:
-    """Shows the workloads that match the filters, newest first."""
+    """Shows the workloads that match the filters, newest first: an array as one, or the elements of an array."""
     given: Any = [phase] if phase else None
     found = list_workloads(
         state, caller, tenant=tenant or None, phase=given, label=[label] if label else None, name=name or None,
-        limit=_ROWS, cursor=cursor or None,
+        array=array or None, limit=_ROWS, cursor=cursor or None,
     )  # fmt: skip
-    filters = {"phase": phase, "tenant": tenant, "name": name, "label": label}
+    filters = {"phase": phase, "tenant": tenant, "name": name, "label": label, "array": array}
     phases = ["live", *Phase, "held", "blocked"]
     return page(request, "workloads.html", found=found, filters=filters, phases=phases, cursor=cursor)
 
@@ -115,21 +117,22 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
         curves=progress_charts(get_progress(id, state, caller).points, chart.begin, chart.end),
         document=yaml.safe_dump(found.spec, sort_keys=False),
         temporal=temporal_link(state, caller, workload_workflow_id(found.id)),
-        may=_may(found.phase, found.held_by, caller.may(Role.SUBMITTER), caller.may(Role.OPERATOR)),
+        may=_may(found, caller),
         levels=range(found.level + 1, LOWEST_LEVEL + 1),
     )  # fmt: skip
 
 
-def _may(phase: Phase, held_by: str | None, is_submitter: bool, is_operator: bool) -> set[str]:
+def _may(found: WorkloadView, caller: Caller) -> set[str]:
     """Returns the actions that the page offers. The API checks each of them again."""
-    if not is_submitter:
+    if not caller.may(Role.SUBMITTER):
         return set()
-    may = {"clone"}
-    if phase not in TERMINAL_PHASES:
+    may, has_ended = {"clone"}, found.phase in TERMINAL_PHASES
+    if not has_ended:
         may |= {"cancel", "lower"}
-    if phase in QUEUED_PHASES:
-        may.add("hold" if held_by is None else "release")
-    if phase in PLACED_PHASES and is_operator:
+    # An array has the phase of its elements, and stays in the queue until the last of them has started.
+    if found.phase in QUEUED_PHASES or (found.array is not None and not has_ended):
+        may.add("hold" if found.held_by is None else "release")
+    if found.phase in PLACED_PHASES and found.array is None and caller.may(Role.OPERATOR):
         may.add("preempt")
     return may
 

@@ -2,7 +2,8 @@
 
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from math import inf
 
 from sqlalchemy import Engine, delete, text
@@ -61,7 +62,7 @@ class AuctionActivities:
     def scan(self, _: None = None) -> ScanTicket:
         """Runs one GMS scan over all pending workloads; returns the ticket of the pass."""
         self._share.begin()
-        with self._share.spending():
+        with self._share.spending(), self._timed("scan_us"):
             return self._scan()
 
     def _scan(self) -> ScanTicket:
@@ -119,7 +120,7 @@ class AuctionActivities:
         changed state. So the result equals that of placing one workload at a time. Bids for the regions of this
         process, and replacements of lost bids, are also made here.
         """
-        with self._share.spending():
+        with self._share.spending(), self._timed("award_us"):
             try:
                 return self._award(request)
             except BaseException:
@@ -190,6 +191,12 @@ class AuctionActivities:
         waiting = (done.outcomes[a.queued.workload] for a in done.waiting)
         retry_at_s = min((outcome.retry_at_s for outcome in waiting), default=inf)
         return None if retry_at_s == inf else max(retry_at_s - now_s, 1 / self._settings.wakes_per_s)
+
+    @contextmanager
+    def _timed(self, name: str) -> Iterator[None]:
+        began_s = time.monotonic()
+        yield
+        self._counters[name] += round(1e6 * (time.monotonic() - began_s))
 
     def _count(self, before: Stats, now: Stats) -> None:
         for name in ("bids", "rounds", "negative_hits", "negative_misses"):

@@ -5,7 +5,7 @@
 
 import json
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import text
 from sqlalchemy.orm import Session
@@ -22,6 +22,11 @@ _PUT = text(
     f" select pg_notify('{CHANNEL}', '')"
 )
 
+_BACKLOG = text(
+    "select count(*), greatest(0, coalesce(extract(epoch from clock_timestamp() - min(created_at)), 0))::float8"
+    " from outbox where delivered_at is null"
+)
+
 
 def wake_readers(session: Session) -> None:
     """Notifies the readers of the outbox and the event log, after writes that did not notify.
@@ -30,6 +35,19 @@ def wake_readers(session: Session) -> None:
     notifying, and a later transaction should call this.
     """
     session.execute(text(f"select pg_notify('{events.CHANNEL}', ''), pg_notify('{CHANNEL}', '')"))
+
+
+class Backlog(NamedTuple):
+    """The messages that have not been delivered yet."""
+
+    messages: int
+    oldest_s: float
+    """Age of the oldest in seconds; 0 if there is none."""
+
+
+def backlog(session: Session) -> Backlog:
+    """Returns the number of messages that wait, and the age of the oldest."""
+    return Backlog(*session.execute(_BACKLOG).one())
 
 
 def _put(session: Session, kind: str, workload: str | None, body: dict[str, Any]) -> None:

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from math import isnan
 from typing import Any
@@ -165,6 +166,13 @@ def publish(session: Session, queue: PublishedQueue, counters: Mapping[str, int]
             where=(func.coalesce(Publication.body["scan"].as_integer(), 0) <= new.excluded.body["scan"].as_integer()),
         )
     )
+
+
+def progress(session: Session) -> tuple[datetime | None, dict[str, int]]:
+    """Returns the time of the published scan, and the auctions' counters then; None: nothing was scanned yet."""
+    asked = select(Publication.body["scanned_at_s"].as_float(), Publication.body["counters"])
+    at_s, counters = session.execute(asked.where(Publication.name == NAME)).one_or_none() or (None, {})
+    return None if at_s is None else datetime.fromtimestamp(at_s, UTC), counters
 
 
 def load(session: Session) -> PublishedQueue:

@@ -41,4 +41,4 @@ def publish(
         np.full(over, 8), np.full(over, 2), np.array(starts_s * len(ids), np.float32),
     )  # fmt: skip
     with world.session() as session:
-        published_queue.publish(session, queue, {"scans": 1})
+        published_queue.publish(session, queue, {"scans": 2, "scan_us": 5000})

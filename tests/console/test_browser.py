@@ -14,9 +14,11 @@ from sqlalchemy import func
 from api.serve import Server, config_of, listen
 from console.application import create_app
 from domain.phases import Phase
+from tests.api.published import FULL
 from tests.api.world import ApiWorld
 
 CHROMIUM = shutil.which("chromium")
+_CUT = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth + 1).length"
 PATIENCE_MS = 60_000
 """For a loaded machine; no test asserts a duration."""
 pytestmark = pytest.mark.skipif(
@@ -43,13 +45,17 @@ def fill(world: ApiWorld) -> str:
     """Adds a workload that runs, and one that waits; returns the id of the first."""
     id_ = world.add_workload(Phase.RUNNING, name="trains")
     world.add_attempt(id_, 1, "north/alpha/m1", 3, ready_at=func.now(), started_at=func.now(), last_step=7)
-    world.add_workload(Phase.PENDING, name="waits", labels={"team": "a"})
+    name = "waits-with-a-name-of-ordinary-length-0001"
+    world.add_workload(Phase.PENDING, name=name, labels={"team": "a"}, reason=FULL)
     return id_
 
 
 @pytest.mark.timeout(300)
 async def test_a_login_a_change_an_action_and_its_end(world: ApiWorld, serve: Callable[[ApiWorld], str]) -> None:
-    """The queue shows a new workload without a reload; it is cancelled on its page; a log-out ends both tabs."""
+    """The queue shows a new workload without a reload; it is cancelled on its page; a log-out ends both tabs.
+
+    The page of the workload offers the actions of its new phase, and a question that was opened stays open.
+    """
     url = await asyncio.to_thread(serve, world)
     async with chromium() as browser:
         context = await browser.new_context()
@@ -68,6 +74,10 @@ async def test_a_login_a_change_an_action_and_its_end(world: ApiWorld, serve: Ca
         other = await context.new_page()
         await other.goto(f"{url}/console/workloads/{id_}")
         await other.get_by_text("Cancel…").click()
+        world.set_phase(id_, Phase.RUNNING)
+        await expect(other.get_by_text("Preempt…")).to_be_visible(timeout=PATIENCE_MS)
+        world.set_phase(id_, Phase.PENDING)
+        await expect(other.get_by_role("button", name="Hold")).to_be_visible(timeout=PATIENCE_MS)
         await other.get_by_role("button", name="Cancel").click()
         await expect(other.get_by_text("cancelled: ")).to_be_visible(timeout=PATIENCE_MS)
         await expect(page.get_by_text("Nothing waits.")).to_be_visible(timeout=PATIENCE_MS)
@@ -109,6 +119,23 @@ async def test_the_api_restarts_under_an_open_page(world: ApiWorld) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(600)
+async def test_many_tabs_of_a_browser(world: ApiWorld, serve: Callable[[ApiWorld], str]) -> None:
+    """Ten tabs show a change: a browser opens six connections to a host, and they share one stream."""
+    url = await asyncio.to_thread(serve, world)
+    async with chromium() as browser:
+        context = await browser.new_context()
+        tabs = [await context.new_page() for _ in range(10)]
+        await log_in(tabs[0], url, world)
+        for tab in tabs:
+            await tab.goto(f"{url}/console/queue", timeout=PATIENCE_MS)
+        world.set_phase(world.add_workload(Phase.PENDING, name="new-one"), Phase.PENDING)
+        for tab in tabs:
+            await expect(tab.get_by_role("link", name="new-one")).to_be_visible(timeout=PATIENCE_MS)
+        assert world.app.state.mizzen.hub.followers == 1
+
+
+@pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_assistive_software_reads_every_page(
@@ -130,6 +157,8 @@ async def test_assistive_software_reads_every_page(
             bad = [one for one in found.response["violations"] if one["impact"] in ("serious", "critical")]
             assert bad == [], path
             assert await page.evaluate("document.documentElement.scrollWidth") <= 390, path
+            if path in ("", "/queue", "/workloads"):  # Why a workload waits is read without scrolling.
+                assert await page.evaluate(_CUT) == 0, path
 
 
 @pytest.mark.long

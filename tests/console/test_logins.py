@@ -187,7 +187,10 @@ async def test_errors_are_pages(browse: Browse) -> None:
         answer = await client.get("/console/nothing")
         assert answer.status_code == 404
         assert answer.headers["content-type"].startswith("text/html")
-        assert (await client.get("/console/queue?after=x")).status_code == 422
+        wrong = await client.get("/console/queue?after=x")
+        assert wrong.status_code == 422
+        assert wrong.text.count("unable to parse string as an integer") == 1
+        assert 'href="/console/workloads"' in wrong.text and "Log out" in wrong.text
 
 
 async def _events(client: httpx.AsyncClient) -> str:
