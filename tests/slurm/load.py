@@ -6,8 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from mizzen.client.errors import ClientError
-
+from mizzen_client.errors import ClientError
 from tests.chaos.observed import Observed, Order, read_journals
 from tests.stack.harness import ROOT, Up, wait_until
 
