@@ -59,6 +59,7 @@ def show_workloads(
     request: Request,
     state: StateOf,
     caller: Viewer,
+    *,
     phase: PhaseFilter = "",
     tenant: Filter = "",
     name: Filter = "",

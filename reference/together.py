@@ -25,7 +25,7 @@ def not_together(snapshot: RegionSnapshot, job: JobRequest, free: Free, most_fre
             for m in usable:
                 name = {
                     SpreadLevel.MACHINE: (m.id,), SpreadLevel.RACK: (m.cluster, m.rack),
-                    SpreadLevel.CLUSTER: (m.cluster,), SpreadLevel.ZONE: (m.zone,),
+                    SpreadLevel.CLUSTER: (m.dynamic_cluster,), SpreadLevel.ZONE: (m.zone,),
                 }[level]  # fmt: skip
                 for size, amounts in zip(sizes, (free, most_free), strict=True):
                     size[name] += tasks_that_fit(job, amounts[m.id])

@@ -9,6 +9,7 @@ separate processes, or in advance by `python -m activities.scheduling.precompile
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -27,6 +28,7 @@ from domain.scheduling import (
     RunningWorkload,
     TenantState,
 )
+from domain.topology import TopologyRule
 from gms.scan import scan
 from gms.starts.forecast import HeldAmount, StartForecaster, WaitingDemand
 from gms.starts.kernels import FreeMachines
@@ -75,6 +77,7 @@ def compile_bids() -> None:
             award(region, answer.plan, request)
             region.refresh(1.0)
     bid_in(planner, PlacementRequest("elsewhere", 1, (_CPU,), avoids=frozenset(("m",))))
+    bid_in(planner, PlacementRequest("together", 1, (replace(_GPU, topology=TopologyRule(slice_tasks=2)),)))
     large = PlacementRequest("large", 1, (_GPU,))
     available_s = available_from_s(planner, large)
     reserve(planner, large, available_s)
