@@ -80,7 +80,7 @@ $(VENV)/.collected: $(VENV)/.ready
 	@$(BIN)/python -m pytest --collect-only -qq >/dev/null 2>&1 || true
 	@touch $@
 
-PYTEST = $(BIN)/python -m pytest --numprocesses 5 --max-worker-restart 2 --dist loadfile --no-loadscope-reorder
+PYTEST = $(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 2 --dist loadfile --no-loadscope-reorder
 
 # Without the tests marked `long`, and with few examples of random tests (tests/depth.py).
 test: setup

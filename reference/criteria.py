@@ -71,8 +71,8 @@ def _is_apart(snapshot: RegionSnapshot, choice: PlacementOption) -> bool:
     level, used = choice.job.topology.preferred, [m for m in snapshot.machines if m.id in choice.spread]
     names: dict[SpreadLevel, set[tuple[str, ...]]] = {
         SpreadLevel.MACHINE: {(m.id,) for m in used},
-        SpreadLevel.RACK: {(m.cluster, m.rack) for m in used},
-        SpreadLevel.CLUSTER: {(m.cluster,) for m in used},
+        SpreadLevel.RACK: {(m.cluster, m.rack, m.pool) for m in used},
+        SpreadLevel.CLUSTER: {(m.dynamic_cluster,) for m in used},
         SpreadLevel.ZONE: {(m.zone,) for m in used},
     }
     return level is not None and len(names[level]) > 1
@@ -133,4 +133,4 @@ def _nano_usd_per_h(snapshot: RegionSnapshot, choice: PlacementOption) -> int:
 
 
 def _count_racks(snapshot: RegionSnapshot, option: PlacementOption) -> int:
-    return len({(m.cluster, m.rack) for m in snapshot.machines if m.id in option.spread})
+    return len({(m.cluster, m.rack, m.pool) for m in snapshot.machines if m.id in option.spread})

@@ -144,12 +144,17 @@ def _pack(job: JobRequest, machines: list[MachineState], free: Free, together: b
         assert whole is not None
         spread |= whole
         tasks -= sizes[largest]
-        machines = [m for m in machines if (m.cluster, m.rack) != largest]
+        machines = [m for m in machines if _rack(m) != largest]
 
 
-def _racks(machines: list[MachineState]) -> dict[tuple[str, str], list[MachineState]]:
-    names = sorted({(m.cluster, m.rack) for m in machines})
-    return {rack: [m for m in machines if (m.cluster, m.rack) == rack] for rack in names}
+def _rack(machine: MachineState) -> tuple[str, str, str]:
+    """Returns the rack; one with machines of several dynamic clusters counts as one for each of them."""
+    return machine.cluster, machine.rack, machine.pool
+
+
+def _racks(machines: list[MachineState]) -> dict[tuple[str, str, str], list[MachineState]]:
+    names = sorted(set(map(_rack, machines)))
+    return {rack: [m for m in machines if _rack(m) == rack] for rack in names}
 
 
 def _on_one_machine(

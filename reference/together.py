@@ -24,7 +24,7 @@ def not_together(snapshot: RegionSnapshot, job: JobRequest, free: Free, most_fre
             sizes = [Counter[tuple[str, ...]](), Counter[tuple[str, ...]]()]
             for m in usable:
                 name = {
-                    SpreadLevel.MACHINE: (m.id,), SpreadLevel.RACK: (m.cluster, m.rack),
+                    SpreadLevel.MACHINE: (m.id,), SpreadLevel.RACK: (m.cluster, m.rack, m.pool),
                     SpreadLevel.CLUSTER: (m.dynamic_cluster,), SpreadLevel.ZONE: (m.zone,),
                 }[level]  # fmt: skip
                 for size, amounts in zip(sizes, (free, most_free), strict=True):

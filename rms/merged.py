@@ -15,12 +15,14 @@ from rms.region import RegionColumns
 def merged(region: RegionColumns, allowed: B1) -> tuple[Machines, Holders, I4]:
     """Returns columns with a single cluster, and the region's row for each merged row. Racks are not merged.
 
-    `allowed` selects the clusters whose machines are included.
+    `allowed` selects the clusters whose machines are included. A rack with machines of several dynamic clusters counts
+    as one for each of them, as in the region's own columns, whose rows are in the order of these clusters.
     """
     machines, holders = region.machines, region.holders
-    kind_type = machines.kind_type[machines.kind]
-    rows = np.lexsort((machines.by_id, machines.rack, kind_type)).astype(np.int32)
-    rows = rows[allowed[machines.kind_cluster[machines.kind[rows]]]]
+    kind_type, among = machines.kind_type[machines.kind], machines.kind_cluster[machines.kind]
+    rows = np.lexsort((machines.by_id, among, machines.rack, kind_type)).astype(np.int32)
+    rows = rows[allowed[among[rows]]]
+    _, rack = np.unique(np.stack((machines.rack[rows], among[rows])), axis=1, return_inverse=True)
     types, first, kind = np.unique(kind_type[rows], return_index=True, return_inverse=True)
     kinds = np.flatnonzero(allowed[machines.kind_cluster])
     to_kind = np.searchsorted(types, machines.kind_type[kinds])
@@ -33,7 +35,7 @@ def merged(region: RegionColumns, allowed: B1) -> tuple[Machines, Holders, I4]:
         free=np.ascontiguousarray(machines.free[:, rows]),
         coarse=np.ascontiguousarray(machines.coarse[:, rows]),
         total=np.ascontiguousarray(machines.total[:, rows]),
-        rack=machines.rack[rows],
+        rack=rack.reshape(-1).astype(np.int32),
         by_id=machines.by_id[rows],
         kind=kind.astype(np.int32),
         kind_at=np.append(first, len(rows)).astype(np.int32),

@@ -70,7 +70,8 @@ def _place_numbers(region: RegionColumns, level: SpreadLevel, rows: I8) -> I8:
     if level is SpreadLevel.MACHINE:
         return rows
     if level is SpreadLevel.RACK:
-        return machines.rack[rows].astype(np.int64)
+        _, racks = np.unique(np.stack((machines.rack[rows], clusters)), axis=1, return_inverse=True)
+        return np.asarray(racks.reshape(-1), np.int64)
     if level is SpreadLevel.CLUSTER:
         return clusters.astype(np.int64)
     _, zones = np.unique(np.array(region.zones), return_inverse=True)
