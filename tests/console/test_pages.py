@@ -180,8 +180,9 @@ async def test_lists_in_pages_keep_their_filters(world: ApiWorld, browse: Browse
         assert re.findall(r'<tr id="(.*?)"', page.text) == ids[:1]
 
 
-async def test_a_map_for_each_audience(world: ApiWorld, browse: Browse) -> None:
+async def test_a_map_for_each_audience(world: ApiWorld, browse: Browse, monkeypatch: pytest.MonkeyPatch) -> None:
     """A picture of one tenant tells its own slots from the others', which have one colour."""
+    monkeypatch.setattr(fleet_pages, "PICTURES", RegionMaps())  # Without the pictures of other tests.
     own, other = (world.add_workload(Phase.RUNNING, tenant=tenant) for tenant in ("vision", "speech"))
     world.add_attempt(own, 1, "north/alpha/m1", 1)
     world.add_attempt(other, 1, "north/alpha/m1", 2)

@@ -158,7 +158,7 @@ def _check_quality(snapshot: RegionSnapshot, request: PlacementRequest, plan: Pl
     assert quality.youngest_victim_started_at_s == max((v.started_at_s for v in victims), default=float("-inf"))
     assert quality.machines == sum(len(p.machines) for p in plan.jobs)
     assert quality.racks == sum(
-        len({(machines[id_].cluster, machines[id_].rack) for id_, _ in p.machines}) for p in plan.jobs
+        len({(m.cluster, m.rack, m.pool) for m in (machines[id_] for id_, _ in p.machines)}) for p in plan.jobs
     )
     assert quality.type_preference == sum(
         job.gpu_types.index(p.gpu_type) for p, job in zip(plan.jobs, request.jobs, strict=True) if p.gpu_type

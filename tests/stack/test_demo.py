@@ -16,17 +16,24 @@ def _demo(folder: Path) -> list[str]:
     return [str(Path(sys.executable).parent / "mizzen"), "demo", "--plain", "--data-dir", str(folder)]
 
 
-def test_it_is_interrupted_and_then_runs_in_the_same_folder(tmp_path: Path) -> None:
-    """The first run makes the folder and is interrupted; the second one runs to its end, and everything holds."""
+def test_it_runs_in_a_new_folder_and_again_in_the_same(tmp_path: Path) -> None:
+    """A run in a folder that does not exist, and one in its folder, place workloads; an interrupt ends them."""
     folder, log = tmp_path / "demo", tmp_path / "log"
-    with log.open("w") as file, subprocess.Popen(_demo(folder), cwd=ROOT, stdout=file, stderr=file) as first:
-        wait_until(lambda: "starting" in log.read_text() or first.poll() is not None, "the stack starts")
-        first.send_signal(signal.SIGINT)
-        assert first.wait(60) == 130, log.read_text()
-    done = subprocess.run(_demo(folder), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    for what in ("starting", "placed in"):
+        with log.open("w") as file, subprocess.Popen(_demo(folder), cwd=ROOT, stdout=file, stderr=file) as demo:
+            wait_until(lambda what=what, demo=demo: what in log.read_text() or demo.poll() is not None, what)
+            demo.send_signal(signal.SIGINT)
+            assert demo.wait(90) == 130, log.read_text()
+        assert what in log.read_text()
+
+
+@pytest.mark.long
+def test_everything_holds(tmp_path: Path) -> None:
+    """A whole run ends with exit code 0 and a report."""
+    done = subprocess.run(_demo(tmp_path / "demo"), cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "everything holds" in done.stdout
-    assert "<svg" in (folder / "report.html").read_text()
+    assert "<svg" in (tmp_path / "demo" / "report.html").read_text()
 
 
 def test_the_folder_of_another_is_left_alone(tmp_path: Path) -> None:
