@@ -91,8 +91,8 @@ class _Held:
         finally:
             os.close(lock)
 
-    def end(self) -> None:
-        """Kills the server and removes its folder and its cgroups."""
+    def kill(self) -> None:
+        """Kills the server and removes its cgroups, but keeps the folder, which tasks of the workload may see."""
         if (pid := self.pid()) is not None:
             with contextlib.suppress(ProcessLookupError):
                 identity = ProcessIdentity.of(pid)
@@ -101,6 +101,10 @@ class _Held:
                 kill_until_gone(lambda: {pid} if identity.alive() else set())
         for path in self.record.get("cgroups", ()):
             remove_cgroup(path)
+
+    def end(self) -> None:
+        """Kills the server and removes its folder."""
+        self.kill()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
@@ -188,7 +192,7 @@ class MemoryServers:
             if held.pid() is not None:
                 if held.record.get("token") == digest:
                     return
-                self._kill(held)  # The run began anew, with another root.
+                held.kill()  # The token of the run has changed, because its checkpoints have another root now.
             share = self.share_bytes(launch)
             size = min(share, self._free_bytes(share, workload_id))
             if told.get("limit_bytes") is not None:
@@ -226,7 +230,7 @@ class MemoryServers:
         unused.sort(key=lambda one: one.folder.stat().st_mtime)
         while (free := self._config.checkpoint_memory_bytes - sum(running.values())) < wanted and unused:
             _log.info("the memory server of %s ends: another workload needs its memory", unused[0].folder.name)
-            self._kill(unused[0])
+            unused[0].kill()
             del running[unused.pop(0)]
         return free
 
@@ -236,18 +240,6 @@ class MemoryServers:
         # Emulated machines of one computer have their cgroups in the same folder.
         machine = hashlib.sha256(self._config.machine.encode()).hexdigest()[:12]
         return limit(f"{workload_id}.memory.{machine}", TaskLimits(size + _OWN_BYTES, _OWN_THREADS, _OWN_CPUS_MILLI))[0]
-
-    @staticmethod
-    def _kill(held: _Held) -> None:
-        """Ends a server, but keeps its folder, which tasks of the workload may see."""
-        pid = held.pid()
-        if pid is not None:
-            with contextlib.suppress(ProcessLookupError):
-                identity = ProcessIdentity.of(pid)
-                identity.send(signal.SIGKILL)
-                kill_until_gone(lambda: {pid} if identity.alive() else set())
-        for path in held.record.get("cgroups", ()):
-            remove_cgroup(path)
 
     def end(self, workload_id: str) -> None:
         """Ends the server of a workload that has ended, if it has one."""

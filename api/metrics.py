@@ -272,7 +272,7 @@ class Served(NamedTuple):
 
     requests: int
     failed: int
-    """Those that were answered with a 5xx status."""
+    """Number of requests with a 5xx response."""
     mean_s: float
     """Mean time to the first byte of the response."""
 

@@ -63,6 +63,6 @@ def demand_of(text: str) -> WorkloadDemand:
 def _value(field: Any) -> Any:
     if not isinstance(field, dict):
         return tuple(field) if isinstance(field, list) else field
-    # Topology is the only field of a job with fields of its own. Postgres omits those that are null.
+    # Only `topology` is an object. Postgres omits its null fields.
     given: dict[str, Any] = {name: one if name == "slice_tasks" else SpreadLevel(one) for name, one in field.items()}
     return TopologyRule(**given)

@@ -3,9 +3,9 @@
 Most of the CPU time of a start is for imports, which the parts have in common. Forked parts also share the memory of
 what they import. `mizzen up` forks the server before it reads its settings and starts a thread, and imports nothing
 more itself. The server has one thread and only forks. Each message on its socket (SOCK_SEQPACKET) requests one part, as
-JSON, with descriptors: a socket for this part, the part's log, and those that the part inherits. On the part's socket,
-the server writes the part's pid, and its exit code when it has ended. The part starts when it has read `_GO`. So if the
-supervisor has given up on the server, no second process of the part starts later.
+JSON, and carries file descriptors: a socket for this part, the part's log, and descriptors that the part inherits. The
+server writes the part's pid to the part's socket, and later its exit code. The part starts when it has read `_GO` from
+this socket. So if the supervisor has given up on the server, no second process of the part starts later.
 
 Parts die with the server, and the server with its parent: the kernel sends signals (PR_SET_PDEATHSIG). If the server
 does not respond, the supervisor starts new Python processes.
@@ -31,6 +31,7 @@ from infra import children, process_title
 from infra.errors import StackError
 from infra.memory import loading
 from infra.process_exit import end_process
+from infra.stack.leftovers import PartIdentity
 
 _READY, _GO = b"r", b"+"
 _MESSAGE_BYTES = 1 << 20
@@ -55,6 +56,7 @@ class ForkedProcess:
         self.pid = pid
         self.returncode: int | None = None
         self._connection = connection
+        self._identity = PartIdentity.of(pid)
 
     def poll(self) -> int | None:
         """Returns the exit code, as `subprocess.Popen` has it; None: the process runs."""
@@ -88,20 +90,21 @@ class ForkedProcess:
     def _ended(self, timeout_s: float) -> int | None:
         if self.returncode is not None:
             return self.returncode
-        if _is_readable(self._connection, timeout_s) or (
-            _is_gone(self.pid) and _is_readable(self._connection, _TOLD_S)
-        ):
+        if _is_readable(self._connection, timeout_s) or (self._is_gone() and _is_readable(self._connection, _TOLD_S)):
             if said := _read(self._connection):
                 self.returncode = int(said)
-            elif _is_gone(self.pid):
+            elif self._is_gone():
                 self.returncode = _UNKNOWN
             else:
                 time.sleep(min(timeout_s, 0.05))  # The server has ended. The part is about to end.
-        elif _is_gone(self.pid):
+        elif self._is_gone():
             self.returncode = _UNKNOWN  # The server is stopped.
         if self.returncode is not None:
             self._connection.close()
         return self.returncode
+
+    def _is_gone(self) -> bool:
+        return self._identity is None or PartIdentity.of(self.pid) != self._identity
 
 
 class ForkServer:
@@ -202,15 +205,6 @@ def _read(connection: socket.socket) -> bytes:
         return connection.recv(64)
     except ConnectionResetError:  # The part was killed before it read `_GO`; what the server has sent comes next.
         return connection.recv(64)
-
-
-def _is_gone(pid: int) -> bool:
-    """Returns whether no process has this pid, or only one that has ended."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
-    except OSError:
-        return True
 
 
 class _Server:

@@ -183,8 +183,8 @@ except OSError as error:
 
 @needs_sandbox
 async def test_another_workload_cannot_read_it(lab: Lab) -> None:
-    """A task of another workload, of the same or another tenant, reaches neither the sockets nor, without the token,
-    the port.
+    """A task of another workload, of the same or another tenant, does not see the sockets, and is refused at the port
+    because it has no token.
     """
     one, other = machine(lab, "m1"), machine(lab, "m2")
     (lab.folder / "seen" / "hold").touch()

@@ -109,7 +109,7 @@ def test_the_cheapest_offer_that_all_allow(
 
 
 def test_a_pool_grows_only_for_its_tenants() -> None:
-    """Neither its idle machines nor its launches are for workloads of other tenants."""
+    """Workloads of other tenants claim none of its idle machines and cause no launches."""
     pools = {KEY: replace(POOL, tenants=frozenset(("u",)))}
     waiting = [replace(shortage("other"), tenant="t"), replace(shortage("own"), tenant="u")]
     grown = grow(pools, {KEY: 1}, waiting, [Idle("in-0", KEY, CHEAP)], [CHEAP])

@@ -244,7 +244,7 @@ class _Place:
         return any(root_of(one) in targets and _contains(one, self.line) for one in calls)
 
     def _is_chunk(self, loop: ast.For) -> bool:
-        """Return whether a loop runs a few steps of a longer training, so that it may end after any of them."""
+        """Return whether a loop runs only some steps of a longer training, so it is no fault if it ends early."""
         if names_in(loop.target, ast.Store) & names_in(loop):
             return False
         return self._is_called or any(isinstance(one, ast.While) and self.is_known(one.test) for one in self.loops)

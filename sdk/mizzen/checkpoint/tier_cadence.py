@@ -31,9 +31,9 @@ _WRITES = 5
 class Tiers:
     """Settings of the tiers: the memory of this machine and of a peer, `local`, the root. Each has its own interval.
 
-    The mean times between failures are by default those that the scheduler has measured. What it has not measured is
-    that of the platform for the loss of a machine, half of it for the loss of a process, and ten times it for the loss
-    of both machines.
+    By default, the mean times between failures are those that the scheduler has measured. Without a measurement, the
+    loss of a machine has the mean time of the platform, the loss of a process half of it, and the loss of both machines
+    ten times of it.
     """
 
     memory_bytes: int | None = None

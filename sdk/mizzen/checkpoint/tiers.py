@@ -1,6 +1,7 @@
 """Saving to several roots: memory, a local folder, and the remote root, which is authoritative.
 
-Without `Tiers`, each checkpoint is written to all of them; with `Tiers`, to those that are due (`tier_cadence`).
+Without `Tiers`, each checkpoint is written to all roots. With `Tiers`, it is written to the roots that are due
+(`tier_cadence`).
 """
 
 import time
