@@ -96,11 +96,11 @@ settings of the kernel apply. None: any part of it."""
 
 _LONG = [
     pytest.param(mode, marks=pytest.mark.long)
-    for mode in ("sandbox of an ordinary user", "none of an ordinary user", "container")
+    for mode in ("user", "sandbox of an ordinary user", "none of an ordinary user", "container")
 ]
 
 
-@pytest.fixture(scope="module", params=["sandbox", "user", *_LONG])
+@pytest.fixture(scope="module", params=["sandbox", *_LONG])
 def mode(request: pytest.FixtureRequest) -> str:
     """The mode of isolation of the stack."""
     return str(request.param)

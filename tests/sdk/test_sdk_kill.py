@@ -22,10 +22,10 @@ def test_killed_before_any_file_operation_of_a_save(tmp_path: Path, fork: Callab
     """A kill before any file operation of claim, save or removal leaves one intact checkpoint.
 
     It is the new checkpoint if its save returned, else the new or the old one. The next load removes leftover files.
-    By default every third operation is tried.
+    By default every seventh operation is tried.
     """
     seen: set[int] = set()
-    for event in range(1, 500, 1 if examples(100) >= 100 else 3):
+    for event in range(1, 500, 1 if examples(100) >= 100 else 7):
         root = tmp_path / str(event)
         Checkpointer(root, attempt=1, keep=1).save(1, _state(1))
 

@@ -14,6 +14,7 @@ import pytest
 from mizzen import notices
 from mizzen.checkpoint import Checkpointer, list_committed
 from mizzen.checkpoint.roots import open_root
+from tests.depth import examples
 
 BIG, SMALL = 3_000_000, 40_000
 
@@ -144,7 +145,10 @@ def test_a_save_in_the_background_is_completed_and_taken_over(
 def test_killed_at_any_time_between_the_notice_and_the_end(
     tmp_path: Path, under_an_agent: Callable[[float], None], fork: Callable[..., Any]
 ) -> None:
-    """The newest complete checkpoint is whole: that before the notice, the one sent ahead, or the last one."""
+    """The newest complete checkpoint is whole: that before the notice, the one sent ahead, or the last one.
+
+    A kill is tried before every thirteenth file operation, by default before every 29th.
+    """
 
     def killed(event: int) -> tuple[str, bool, int]:
         """Kills a training before this file operation. Returns the place of the newest checkpoint, whether the training
@@ -177,15 +181,16 @@ def test_killed_at_any_time_between_the_notice_and_the_end(
         return state, b"ended" in said, code
 
     seen: list[str] = []
-    for event in range(1, 2000, 13):
+    every = 13 if examples(100) >= 100 else 29
+    for event in range(1, 2000, every):
         state, ended, code = killed(event)
         seen.append(state)
         if ended or code != -signal.SIGKILL:
             break
     assert ended
     # On a busy machine few operations are between the notice and the checkpoint that is sent ahead.
-    first_after = 1 + 13 * seen.index("after")
-    for event in range(first_after - 1, first_after - 13, -1):
+    first_after = 1 + every * seen.index("after")
+    for event in range(first_after - 1, first_after - every, -1):
         if "before" in seen:
             break
         seen.append(killed(event)[0])

@@ -48,6 +48,7 @@ def _servers(up: Up) -> dict[str, dict[str, Any]]:
     return {path.parents[2].name.rpartition(".")[2]: json.loads(path.read_text()) for path in found}
 
 
+@pytest.mark.long
 def test_a_lost_machine_continues_from_the_memory_of_its_peer(stack: Up, tmp_path: Path) -> None:
     """The machine that trains is powered off. The next attempt loads the newest step, although the bucket has lost all
     parts. Tasks do not get the memory, and a cancelled workload leaves no server.

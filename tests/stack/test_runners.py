@@ -108,6 +108,7 @@ def test_a_preempted_runner_returns_its_elements(shared: Up, once: str) -> None:
     wait_until(lambda: shared.phase(array) == "cancelled", "the array ends")
 
 
+@pytest.mark.long
 def test_a_killed_agent_finds_its_lane_again(shared: Up) -> None:
     """The lane goes on without its agent; the next one reads the journal, and no element is repeated."""
     text = _SHORT.replace("0-99", "0-19").replace("sleep 600 &", "sleep 0.5").replace("short", "killed")
