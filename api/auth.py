@@ -38,7 +38,7 @@ _CALLER = "mizzen.caller"
 _FAILURE = "mizzen.login-failure"
 _KEY = select(
     ApiKey.id, ApiKey.role, ApiKey.tenant, ApiKey.machine, ApiKey.label, ApiKey.revoked_at, ApiKey.expires_at,
-    func.clock_timestamp().label("now"),
+    ApiKey.person, func.clock_timestamp().label("now"),
 ).where(ApiKey.sha256 == bindparam("sha256"))  # fmt: skip
 _NO_KEY = "send an API key: Authorization: Bearer mzn_..."
 EXPIRY_HEADER = "mizzen-key-expires"
@@ -79,6 +79,13 @@ class Caller:
     """The key can read only this machine's page; None: the key does not belong to a machine."""
     is_token: bool = False
     """Whether an issuer's token, and not an API key, authenticated the request."""
+    person: str | None = None
+    """Who uses the key, if an operator has said so."""
+
+    @property
+    def submitter(self) -> str:
+        """The person whose use of the fleet a submission counts towards: that of the key, otherwise the id."""
+        return self.person or self.id
 
     def may(self, role: Role) -> bool:
         """Returns whether the key has at least `role`.
@@ -161,7 +168,7 @@ def authenticate(engine: Engine, authorization: str | None, tokens: "Tokens | No
     if row.expires_at is not None and row.expires_at <= row.now:
         detail = f"the API key expired at {row.expires_at.astimezone(UTC):%Y-%m-%d %H:%M} UTC; request a new one"
         raise LoginFailed("expired key", detail, row, is_token=True)
-    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine)
+    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine, person=row.person)
 
 
 def is_below(path: str, *tops: str) -> bool:
@@ -186,7 +193,7 @@ def _of_session(engine: Engine, sha256: str) -> Caller | None:
         return None
     if row.token is not None:
         return Caller(**{**row.token, "role": Role(row.token["role"])}, expires_at=row.expires_at, is_token=True)
-    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine)
+    return Caller(row.id, Role(row.role), row.tenant, row.label, row.expires_at, row.machine, person=row.person)
 
 
 class LoginFailed(HttpProblem):

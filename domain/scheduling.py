@@ -110,7 +110,7 @@ class QueuedWorkload:
     """A level below (numerically above) the tenant's, if the user requested one."""
     held: bool = False
     user: str = ""
-    """The person who submitted it: the id of an API key, or `oidc:` and the subject of a token."""
+    """The person who submitted it: that of an API key or its id, or `oidc:` and the subject of a token."""
     gpu_s: float = inf
     """The GPU seconds that it will use at most (`gpu_seconds`); infinity: not known."""
 

@@ -39,7 +39,7 @@ class QueuedRow(NamedTuple):
     array: str | None = None
     """For an element of an array: the array."""
     user: str = ""
-    """The person who submitted it: the id of an API key, or `oidc:` and the subject of a token."""
+    """The person who submitted it: that of an API key or its id, or `oidc:` and the subject of a token."""
 
 
 class AttemptRow(NamedTuple):

@@ -43,6 +43,12 @@ class KeyBody(Body):
         examples=["north/alpha/m1"],
     )
     label: Line = ""
+    person: Annotated[Line, Field(min_length=1)] | None = Field(
+        None,
+        description="Who submits with the key; keys with the same person share one place among the people of a tenant."
+        " The person of a token of an OIDC issuer is `oidc:` and its subject. null: the key is a person of its own",
+        examples=["oidc:alice@example.org"],
+    )
     expires_in_s: Annotated[int, Field(ge=1, le=_LONGEST_S, strict=True)] | None = Field(
         None, description="Lifetime from now; null: the key does not expire", examples=[7776000]
     )
@@ -56,6 +62,7 @@ class KeyView(View):
     tenant: str | None
     machine: str | None
     label: str
+    person: str | None
     created_at: datetime
     revoked_at: datetime | None
     expires_at: datetime | None
@@ -130,6 +137,8 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
         raise invalid("tenant", "must be omitted for a machine's key", body.tenant)
     if (body.role is Role.MACHINE) != (body.machine is not None):
         raise invalid("machine", "is required for a machine's key, and must be omitted for others", body.machine)
+    if body.role not in (Role.SUBMITTER, Role.OPERATOR) and body.person is not None:
+        raise invalid("person", f"must be omitted for a {body.role}'s key, which submits nothing", body.person)
     key_id, key, digest = new_api_key()
     with state.transaction() as session:
         if body.tenant is not None and session.get(Tenant, body.tenant) is None:
@@ -144,6 +153,7 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
             tenant=body.tenant,
             machine=body.machine,
             label=body.label,
+            person=body.person,
             expires_at=lifetime,
         )
         session.add(row)
@@ -151,6 +161,7 @@ def create_key(body: KeyBody, state: StateOf, caller: Operator) -> NewKeyView:
         session.refresh(row)
         said = {"role": body.role.value, "label": body.label, "expires_in_s": body.expires_in_s}
         said |= {} if body.machine is None else {"machine": body.machine}
+        said |= {} if body.person is None else {"person": body.person}
         write_audit(session, caller, "key.create", key_id, tenant=body.tenant, **said)
         return NewKeyView.from_row(row, key=key)
 

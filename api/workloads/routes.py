@@ -128,7 +128,7 @@ async def _dry_run(state: ApiState, caller: Submitter, spec: WorkloadSpec, unhel
         async with asyncio.timeout(DRY_RUN_TIMEOUT.total_seconds() + _CONNECT_S):
             result = await client.execute_workflow(
                 "DryRunWorkflow",
-                DryRunRequest(spec.model_dump(mode="json"), caller.id),
+                DryRunRequest(spec.model_dump(mode="json"), caller.submitter),
                 id=f"dry-run/{uuid.uuid4()}",
                 task_queue=CONTROL_QUEUE,
                 execution_timeout=DRY_RUN_TIMEOUT,

@@ -127,7 +127,7 @@ def _insert(
     if spec.array is not None:
         most = state.settings.limits.elements_per_tenant
         state.queue_limit.require_elements(session, spec.tenant, size(spec.array.ranges), most)
-    row = enqueue(session, spec, caller.id)
+    row = enqueue(session, spec, caller.submitter)
     if key is not None:
         # The insert waits for a concurrent request with the same key, and then conflicts with its row.
         known = insert(Idempotency).values(api_key=caller.id, key=key, body_sha256=digest, workload=row.id)

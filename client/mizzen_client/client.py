@@ -391,13 +391,16 @@ class Client(Data, FleetMethods, OutputCalls, Services):
         label: str = "",
         expires_in_s: int | None = None,
         machine: str | None = None,
+        person: str | None = None,
     ) -> views.NewKey:
         """Create an API key. Only this response contains the secret value, as `key`. `expires_in_s` None: no expiry.
 
-        `machine` is the id of the machine, for a key of the role `machine`.
+        `machine` is the id of the machine, for a key of the role `machine`. Keys with the same `person` count as one
+        person of a tenant.
         """
         body: dict[str, Any] = {"role": role, "tenant": tenant, "label": label, "expires_in_s": expires_in_s}
         body |= {} if machine is None else {"machine": machine}
+        body |= {} if person is None else {"person": person}
         return cast(views.NewKey, self._call("POST", "keys", body=body))
 
     def revoke_key(self, key_id: str) -> None:

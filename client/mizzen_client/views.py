@@ -610,6 +610,7 @@ class Key(TypedDict):
     tenant: str | None
     machine: str | None
     label: str
+    person: str | None
     created_at: str
     revoked_at: str | None
     expires_at: str | None

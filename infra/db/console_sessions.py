@@ -39,7 +39,7 @@ LINK_S = 300.0
 _FOUND = (
     select(
         ConsoleSession.token, ConsoleSession.expires_at, ApiKey.id, ApiKey.role, ApiKey.tenant, ApiKey.label,
-        ApiKey.machine,
+        ApiKey.machine, ApiKey.person,
     )
     .outerjoin(ApiKey, ApiKey.id == ConsoleSession.key)
     .where(

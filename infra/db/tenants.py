@@ -43,6 +43,8 @@ class ApiKey(Base):
     machine: Mapped[str | None]
     """Id of the only machine whose agent may use the key. The machine need not have registered yet."""
     label: Mapped[str] = mapped_column(server_default="")
+    person: Mapped[str | None]
+    """Who uses the key. Keys with the same person count as one among the people of a tenant."""
     created_at: Mapped[datetime] = mapped_column(server_default=NOW)
     revoked_at: Mapped[datetime | None]
     expires_at: Mapped[datetime | None]

@@ -11,6 +11,7 @@ from sqlalchemy import func, select, text
 
 from domain.phases import Phase
 from infra.db.logs import Audit
+from infra.db.models import Workload
 from infra.db.tenants import ApiKey, Secret, Tenant
 from infra.keys import decrypt_secret, hash_api_key, load_master_key
 from tests.api.calls import T0, act, get, mail
@@ -185,6 +186,24 @@ async def test_new_key_works_once_shown_and_until_revoked(world: ApiWorld) -> No
     assert (await get(world, f"/v1/keys/{made.json()['id']}"))["revoked_at"] is not None
 
 
+async def test_keys_of_a_person_submit_as_one(world: ApiWorld) -> None:
+    """The use of workloads counts for the person of the key; the audit log still has the key. Without one, the key is
+    the person.
+    """
+    submitter = {"role": "submitter", "tenant": "vision"}
+    for name, more in (("a", {"person": "oidc:alice"}), ("b", {"person": "oidc:alice"}), ("c", {})):
+        made = await act(world, "/v1/keys", body=submitter | more)
+        assert (made.status_code, made.json()["person"]) == (201, more.get("person"))
+        world.raw_keys[name] = made.json()["key"]
+        assert (await act(world, "/v1/workloads", name, body=document(name=f"of-{name}"))).status_code == 202
+    ids = [(await get(world, "/v1/whoami", name))["id"] for name in "abc"]
+    with world.session() as session:
+        by = session.scalars(select(Workload.submitted_by).order_by(Workload.name)).all()
+        actors = session.scalars(select(Audit.actor).where(Audit.action == "workload.submit").order_by(Audit.id)).all()
+    assert by == ["oidc:alice", "oidc:alice", ids[2]]
+    assert actors == ids
+
+
 BAD_KEYS: list[tuple[str, dict[str, Any], str]] = [
     ("no role", {}, "role"),
     ("unknown role", {"role": "root"}, "role"),
@@ -197,6 +216,9 @@ BAD_KEYS: list[tuple[str, dict[str, Any], str]] = [
     ("machine of four names", {"role": "machine", "machine": "north/alpha/m1/m2"}, "machine"),
     ("machine in no region", {"role": "machine", "machine": "west/alpha/m1"}, "machine"),
     ("viewer with a machine", {"role": "viewer", "machine": "north/alpha/m1"}, "machine"),
+    ("machine of a person", {"role": "machine", "machine": "north/alpha/m1", "person": "eve"}, "person"),
+    ("viewer of a person", {"role": "viewer", "person": "eve"}, "person"),
+    ("person without a name", {"role": "operator", "person": ""}, "person"),
     ("label of lines", {"role": "viewer", "label": "a\nb"}, "label"),
     ("label too long", {"role": "viewer", "label": "x" * 300}, "label"),
 ]

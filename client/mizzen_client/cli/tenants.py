@@ -51,6 +51,7 @@ _KEY_COLUMNS = (
     Column("ROLE", lambda k: k["role"]),
     Column("TENANT", lambda k: k["tenant"]),
     Column("MACHINE", lambda k: k.get("machine"), drop=2),
+    Column("PERSON", lambda k: k.get("person"), drop=2, flexible=True),
     Column("LABEL", lambda k: k.get("label"), drop=2, flexible=True),
     Column("CREATED", lambda k: formats.ago(k.get("created_at")), drop=3),
     Column("EXPIRES", _expires, drop=1),
@@ -208,14 +209,26 @@ def list_keys(session: Session) -> None:
     help="With --role machine: the machine whose agent uses the key.",
 )
 @click.option("--label", default="", help="A note about the key's purpose.")
+@click.option(
+    "--person",
+    help="Who submits with the key. Keys of one person, and a person's OIDC tokens (oidc:SUBJECT),"
+    " count as one among the people of the tenant. Default: the key is a person of its own.",
+)
 @click.option("--expires", "expires_s", callback=duration(above_zero=True), metavar="DURATION",
               help="How long the key is valid, such as 90d. Default: no expiry.")  # fmt: skip
 @click.pass_obj
 def create_key(
-    session: Session, role: str, tenant: str | None, machine: str | None, label: str, expires_s: float | None
+    session: Session,
+    role: str,
+    tenant: str | None,
+    machine: str | None,
+    label: str,
+    person: str | None,
+    expires_s: float | None,
 ) -> None:
     """Create an API key and print it. The key cannot be shown again."""
-    key = session.client.create_key(role, tenant, label, None if expires_s is None else math.ceil(expires_s), machine)
+    lifetime_s = None if expires_s is None else math.ceil(expires_s)
+    key = session.client.create_key(role, tenant, label, lifetime_s, machine, person)
     expiry = "" if key["expires_at"] is None else f"; it expires at {formats.clock(key['expires_at'])}"
     say(f"key {key['id']}: save it now, it cannot be shown again{expiry}")
     emit_one(session, key, lambda: key["key"], name=key["key"])
