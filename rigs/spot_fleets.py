@@ -216,7 +216,22 @@ def run_live(trace: SpotTrace, folder: Path, minutes: float) -> LiveDay:
         for one in replicas
     ]
     cost = service["usd"] / service["usd_on_demand"]
-    return LiveDay(service["availability"], cost, (began_s - first_s) * speed, tuple(courses))
+    return LiveDay(service["availability"], cost, (began_s - first_s) * speed, with_own_grants(courses))
+
+
+def with_own_grants(courses: Iterable[SpotReplicaCourse]) -> tuple[SpotReplicaCourse, ...]:
+    """Returns the replicas with the grants of their own launches.
+
+    Replicas of a zone exchange their machines, also with replicas that have ended: a machine may have been granted
+    before its replica was launched. In each zone, the first grant belongs to the first launch that was granted.
+    """
+    found = list(courses)
+    for zone in {one.zone for one in found}:
+        own = [at for at, one in enumerate(found) if one.zone == zone and one.granted_s is not None]
+        times_s = sorted(one.granted_s for one in found if one.zone == zone and one.granted_s is not None)
+        for at, granted_s in zip(sorted(own, key=lambda at: found[at].asked_s), times_s, strict=True):
+            found[at] = replace(found[at], granted_s=granted_s)
+    return tuple(found)
 
 
 def _granted(up: Up) -> dict[str, datetime]:

@@ -16,6 +16,8 @@ _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _behaviour: dict[str, str] = {}
 """Options of all requests, set by `/behave`. With `hang=1` no request is answered."""
 _steps: "asyncio.Queue[None]" = asyncio.Queue()
+_held: list[asyncio.Event] = []
+"""One for each request of `/hold` without an answer."""
 Reader, Writer = asyncio.StreamReader, asyncio.StreamWriter
 
 
@@ -117,6 +119,26 @@ async def _step(reader: Reader, writer: Writer, options: Mapping[str, str], body
     return await _who(reader, writer, {}, body)
 
 
+async def _hold(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
+    """Answers after the next request of `/release`."""
+    _held.append(released := asyncio.Event())
+    await released.wait()
+    return await _who(reader, writer, {}, body)
+
+
+async def _release(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
+    while _held:
+        _held.pop().set()
+    return await _who(reader, writer, {}, body)
+
+
+async def _holding(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
+    """Answers with the number of requests that wait for `/release`."""
+    _answer(writer, str(len(_held)).encode())
+    await writer.drain()
+    return True
+
+
 async def _websocket(reader: Reader, writer: Writer, options: Mapping[str, str], body: bytes) -> bool:
     """Accepts a websocket and echoes the frames, which are short and masked."""
     accept = base64.b64encode(hashlib.sha1(options["sec-websocket-key"].encode() + _GUID).digest()).decode()
@@ -137,6 +159,9 @@ _PATHS: Mapping[str, Callable[[Reader, Writer, Mapping[str, str], bytes], Awaita
     "/die-after": _die_after,
     "/events": _events,
     "/headers": _headers,
+    "/hold": _hold,
+    "/holding": _holding,
+    "/release": _release,
     "/step": _step,
     "/websocket": _websocket,
 }

@@ -54,6 +54,15 @@ class Replica:
         """Lets the replica answer all requests with these options, such as `status="500 Broken"` or `hang="1"`."""
         httpx.get(f"http://127.0.0.1:{self.port}/behave", params=options)
 
+    @property
+    def held(self) -> int:
+        """The number of requests of `/hold` that it has not answered."""
+        return int(httpx.get(f"http://127.0.0.1:{self.port}/holding", timeout=30).text)
+
+    def release(self) -> None:
+        """Lets it answer all requests of `/hold`."""
+        httpx.get(f"http://127.0.0.1:{self.port}/release", timeout=30)
+
     def kill(self) -> None:
         self._process.kill()
         self._process.wait()

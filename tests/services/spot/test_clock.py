@@ -5,7 +5,7 @@ from statistics import fmean
 import pytest
 
 from rigs.spot_clock import run_fleet
-from rigs.spot_fleets import RecordedAnswers, SpotReplicaCourse
+from rigs.spot_fleets import RecordedAnswers, SpotReplicaCourse, with_own_grants
 
 _FEW, _MANY = (6, 9), range(1, 201)
 
@@ -43,3 +43,14 @@ def test_a_replay_has_the_answers_of_the_live_service() -> None:
     assert found == [(True, 7.0), (True, 7.0), (True, 40.0), (True, 50.0), (False, 5.0), (True, 1.0)]
     assert [answers.cold_start_s("a", tick) for tick in (0, 95)] == [93.0, 60.0]
     assert answers.cold_start_s(None, 0) is None
+
+
+def test_exchanged_machines_do_not_change_when_launches_were_granted() -> None:
+    """A replica that gets the machine of one that has ended was not granted before it was launched."""
+    courses = [
+        SpotReplicaCourse(False, None, 2000.0, 1050.0, 2100.0, 9000.0, None),
+        SpotReplicaCourse(False, None, 1000.0, 2040.0, 1100.0, 2030.0, "scaled_down"),
+        SpotReplicaCourse(True, "a", 1000.0, None, None, 1005.0, "refused"),
+        SpotReplicaCourse(True, "a", 1000.0, 1060.0, 1100.0, 9000.0, None),
+    ]
+    assert [one.granted_s for one in with_own_grants(courses)] == [2040.0, 1050.0, None, 1060.0]
