@@ -25,6 +25,8 @@ from infra.db.session import transaction
 from infra.stack.ports import free_port
 
 SPAN_S = 20.0
+_IDLE_SPAN_S = 60.0
+"""Pages that nothing changes fetch their part every 30 s, and costs are read once a minute."""
 EVENTS_PER_S = 100
 _SETTLES_S = 5.0
 

@@ -11,7 +11,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.auth import Operator, Role, Viewer
 from api.bodies import Name
-from api.fleet.costs import list_costs
 from api.fleet.loops import list_loops
 from api.people.tenants import TenantBody, list_tenants, put_tenant
 from api.problems import HttpProblem, ProblemType, invalid
@@ -42,11 +41,12 @@ def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After
     today = datetime.now(UTC).date()
     days = [today - timedelta(days=ago) for ago in reversed(range(_DAYS))]
     usd, gpu_h = (defaultdict[tuple[str, date], float](float) for _ in range(2))
-    for cost in list_costs(state, caller, days[0], today).items:
+    recent = state.recent_costs.get(days[0], today, caller.tenant)
+    for cost in recent.items:
         usd[cost.tenant, cost.day] += cost.usd
         gpu_h[cost.tenant, cost.day] += cost.hours if cost.resource != CPU else 0.0
     return page(
-        request, "tenants.html", found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor,
+        request, "tenants.html", found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor, cost_at=recent.at,
         totals={one.name: sum(usd[one.name, day] for day in days) for one in found.items},
         columns=[("Tenant", ""), *((f"{day:%a %d %b}", "number") for day in days)],
         may_create=caller.may(Role.OPERATOR),

@@ -61,6 +61,7 @@ def _ago(at: datetime | None) -> str:
 
 _templates.filters |= {
     "when": _when,
+    "clock": lambda at: f"{at.astimezone(UTC):%H:%M}",
     "until": _until,
     "ago": _ago,
     "duration": lambda seconds: "" if seconds is None else format_duration(max(0.0, seconds)),
