@@ -116,7 +116,8 @@ def _paths(rows: ConsoleRows, service: str) -> list[str]:
         "/workloads?phase=failed", "/workloads?label=team%3Dspeech", f"/workloads/{running}", f"/workloads/{waiting}",
         f"/workloads/{running}/logs", f"/workloads/{running}/logs?contains=line+7", "/workloads/bulk?phase=live",
         "/fleet", "/fleet/east", f"/fleet/east/past?at={_HOUR_AGO}", "/machines/east/east-1/m-00000", "/tenants",
-        "/services", f"/services/{service}", "/tables", "/capacity", "/lending", "/lending/east/east-3/m-00006", "/health",
+        "/services", f"/services/{service}", "/tables", "/capacity", "/lending",
+        "/lending/east/east-3/m-00006", "/health",
     ]  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """console: the queries of lists beside a plain read of the rows that the page shows, by their keys.
 
-Counts are not among them; they end at 10,000 rows. Both are executed by Postgres alone, with what they need in its memory; the best of several rounds counts.
+Counts are not among them; they end at 10,000 rows. Both are executed by Postgres alone, with what they need in its
+memory; the best of several rounds counts.
 """
 
 import re
