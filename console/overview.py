@@ -8,14 +8,16 @@ from fastapi import Request, Response
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Caller, Viewer
+from api.auth import Caller, Role, Viewer
 from api.fleet.recent_costs import RecentCost
 from api.fleet.slots import slots_by_region
 from api.health import readyz
+from api.people.tenants import list_tenants
 from api.problems import HttpProblem
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.workloads.queue import read_queue
+from api.workloads.routes import list_workloads
 from console.pages import TOP, page
 from console.queue_page import MOST_COUNTED
 from domain.units import format_duration
@@ -52,6 +54,7 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     today = datetime.combine(datetime.now(UTC).date(), time(), UTC)
     cost = _cost(state, caller, today.date())
     costs = [] if cost is None else cost.items
+    waiting = read_queue(state, caller, _WAITING, 0, MOST_COUNTED + 1)
     with state.transaction() as session:
         regions = slots_by_region(session)
         lost = preempted_since(session, today, caller.tenant, _LOST)
@@ -63,10 +66,18 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     ]
     return page(
         request, "overview.html", wrong=wrong, regions=regions, lost=lost,
-        waiting=read_queue(state, caller, _WAITING, 0, MOST_COUNTED + 1),
+        waiting=waiting, steps=[] if waiting.items else _first_steps(state, caller),
         usd=sum(one.usd for one in costs), unpriced_h=sum(one.unpriced_h for one in costs),
         hours=_gpu_hours([(one.resource, one.hours) for one in costs]), cost_at=None if cost is None else cost.at,
     )  # fmt: skip
+
+
+def _first_steps(state: ApiState, caller: Caller) -> list[str]:
+    """Returns what is left to do until the first workload: `tenant`, `submit`; empty once there is one."""
+    if not caller.may(Role.SUBMITTER) or list_workloads(state, caller, limit=1).items:
+        return []
+    has_tenant = bool(list_tenants(state, caller, 1).items)
+    return ["submit"] if has_tenant or not caller.may(Role.OPERATOR) else ["tenant", "submit"]
 
 
 def _cost(state: ApiState, caller: Caller, today: date) -> RecentCost | None:
