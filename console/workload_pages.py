@@ -15,7 +15,7 @@ from api.routing import Router
 from api.state import StateOf
 from api.streams.events import newest_events
 from api.streams.log_choice import LogQuery
-from api.streams.logs import logs
+from api.streams.logs import read_logs
 from api.workloads import actions
 from api.workloads.queue import why
 from api.workloads.routes import get_progress, get_workload, list_attempts, list_workloads
@@ -35,6 +35,8 @@ _ROWS = 50
 _EVENTS = 50
 _LOG_LINES = 500
 _LOG_BYTES = 1 << 18
+_MOST_BYTES = 2 * _LOG_BYTES
+"""With what is written while the page is made, and the lines that say that others are left out."""
 _EXAMPLE = """version: 1
 name: hello
 tenant: {tenant}
@@ -204,8 +206,9 @@ async def show_logs(
         job=job or None, task=int(task) if task else None, attempt=int(attempt) if attempt else None,
         contains=contains or None, tail=_LOG_LINES,
     )  # fmt: skip
-    stream = await logs(id, state, caller, query)
-    content, is_all = await stream.read(_LOG_BYTES)
+    # Lines of an array come element by element; `read` bounds how many elements are read.
+    stream = await read_logs(id, state, caller, query, None if workload.array else _LOG_BYTES)
+    content, is_all = await stream.read(_LOG_BYTES if workload.array else _MOST_BYTES)
     filters = {"job": job, "task": task, "attempt": attempt, "contains": contains}
     return await run_in_threadpool(
         partial(
