@@ -68,7 +68,7 @@ class LiveStack:
         self.submit("secret-run", hold, tenant="others", resources={"accelerators": "a100:2"})
         self.submit("on-lent", hold, resources={"accelerators": "l4:1"}, capacity=["voluntary"])
         for name in list(self.ids):
-            wait_until(partial(self._runs, name), f"{name} runs")
+            wait_until(partial(self._runs, name), f"{name} runs", 600)
         run = 'echo "element $MIZZEN_ARRAY_INDEX"; test $((MIZZEN_ARRAY_INDEX % 50)) != 7'
         self.submit("sweep", run, array={"indexes": f"0-{ELEMENTS - 1}", "throttle": 20})
         for number in range(WAITING):
@@ -82,9 +82,9 @@ class LiveStack:
         self._add_table()
         self._add_service()
         for name in (f"short-{SHORT - 1:03}", f"fails-{FAILING - 1}", "sweep"):
-            wait_until(partial(self._has_ended, name), f"{name} ends", 300)
+            wait_until(partial(self._has_ended, name), f"{name} ends", 900)
         self.ids["placement"] = str(client.begin_placement_run(dry_run=True)["id"])
-        wait_until(lambda: sum(client.service("chat")["ready"].values()) == 1, "the service is ready", 180)
+        wait_until(lambda: sum(client.service("chat")["ready"].values()) == 1, "the service is ready", 600)
 
     def _runs(self, name: str) -> bool:
         return self.up.phase(self.ids[name]) == "running"
@@ -112,7 +112,8 @@ def start(folder: Path) -> LiveStack:
     """Starts a stack without tenants and workloads."""
     up = Up(folder, FLEET, lost_s=120, settings=SETTINGS)
     try:
-        up.start(timeout_s=180)
+        up.start(machines=False, timeout_s=900)
+        wait_until(lambda: len(up.ready_machines()) >= up.machines, "all machines are ready", 600)
     except BaseException:
         up.close()
         raise

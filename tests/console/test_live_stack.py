@@ -23,7 +23,7 @@ from tests.console.test_browser import CHROMIUM, PATIENCE_MS, chromium
 from tests.stack.harness import processes_of, wait_until
 
 pytestmark = [
-    pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(1200),
+    pytest.mark.stack, pytest.mark.long, pytest.mark.timeout(2400),
     pytest.mark.skipif(CHROMIUM is None, reason="needs the program chromium (Debian: apt-get install chromium)"),
 ]  # fmt: skip
 _REGION = "/console/fleet/{region}"
@@ -111,7 +111,8 @@ def _pages(live: LiveStack) -> list[str]:
         "/workloads?tenant=nobody", "/workloads/new", f"/workloads/{train}", f"/workloads/{waits}",
         f"/workloads/{sweep}", f"/workloads/{live.ids['fails-0']}", f"/workloads/{live.ids['short-000']}",
         f"/workloads/{train}/logs", f"/workloads/{train}/logs?contains=nothing", f"/workloads/{train}/clone",
-        "/workloads/bulk?phase=live", "/fleet", "/fleet/east", "/fleet/east?by=tenant", "/fleet/east?by=kind", "/fleet/east?by=price",
+        "/workloads/bulk?phase=live", "/fleet", "/fleet/east", "/fleet/east?by=tenant", "/fleet/east?by=kind",
+        "/fleet/east?by=price",
         "/fleet/east/past?at=2026-01-01T00:00Z", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
         f"/services/{live.ids['chat']}", "/tables", f"/placement-runs/{live.ids['placement']}", "/capacity", "/lending",
         f"/lending/{LENT}", "/what-if", "/health",
