@@ -9,6 +9,7 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Operator, Role, Submitter, Viewer
+from api.people.holders import holders, wanted_by
 from api.people.tenants import list_tenants
 from api.problems import HttpProblem, invalid
 from api.routing import Router
@@ -22,6 +23,7 @@ from api.workloads.routes import get_progress, get_workload, list_attempts, list
 from api.workloads.submission import submit
 from api.workloads.victims import victims_of
 from api.workloads.views import WorkloadView
+from api.workloads.workload_queries import names_of
 from console.cookies import Form
 from console.curves import progress_charts
 from console.pages import TOP, page, temporal_link
@@ -33,6 +35,7 @@ from domain.priority import LOWEST_LEVEL
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
 _EVENTS = 50
+_HOLDERS = 20
 _LOG_LINES = 500
 _LOG_BYTES = 1 << 18
 _MOST_BYTES = 2 * _LOG_BYTES
@@ -113,10 +116,14 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
     with state.transaction() as session:
         events = newest_events(session, caller, found.id, _EVENTS)
         victims = victims_of(session, caller, found.id, _ROWS)
+        related = [one.evictor for one in attempts if one.evictor] + ([found.element.array] if found.element else [])
+        names = names_of(session, caller, related)
+        wanted = wanted_by(found.jobs) if found.phase in QUEUED_PHASES else []
+        held = holders(session, caller, wanted)[:_HOLDERS] if wanted else []
     chart = timeline(found, attempts)
     return page(
         request, "workload.html", workload=found, why=why(id, state, caller), attempts=attempts,
-        chart=chart, events=events, victims=victims,
+        chart=chart, events=events, victims=victims, wanted=wanted, holders=held, names=names,
         curves=progress_charts(get_progress(id, state, caller).points, chart.begin, chart.end),
         document=yaml.safe_dump(found.spec, sort_keys=False),
         temporal=temporal_link(state, caller, workload_workflow_id(found.id)),
