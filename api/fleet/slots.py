@@ -79,7 +79,7 @@ def slots_by_cluster(session: Session, region: str) -> list[ClusterSlots]:
     )
     return [
         ClusterSlots(region, machines, ready, closed, gpus, held, withheld, cluster, zone, CapacityKind(kind))
-        for region, machines, ready, closed, gpus, held, withheld, cluster, zone, kind in found.tuples()
+        for region, machines, ready, closed, gpus, held, withheld, cluster, zone, kind in found
     ]
 
 

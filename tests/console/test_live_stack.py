@@ -53,7 +53,7 @@ def live(empty: LiveStack) -> LiveStack:
 async def logged_in(live: LiveStack, key: str = "operator", **options: Any) -> AsyncIterator[Page]:
     """Yields a page that has logged in by the form. At the end it must not have had an error of a script."""
     async with chromium() as browser:
-        page = await browser.new_page(**options)
+        page = await (await browser.new_context(**options)).new_page()
         page.set_default_timeout(PATIENCE_MS)
         errors: list[str] = []
         page.on("pageerror", lambda error: errors.append(str(error)))
