@@ -16,10 +16,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.services.metrics import service_metrics, service_totals
 from api.streams.hub import Hub
-from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
 from infra.db import outbox, published_queue
 from infra.db.buckets import bucket_states
+from infra.db.costs import ended_totals
 from infra.db.lost_work import lost_by
 from infra.db.models import Attempt
 from infra.db.rounds import loop_states
@@ -137,11 +137,13 @@ class InstallationCollector(Collector):
                 copies.add_metric([str(region)], _number(wrong))
                 kept.add_metric([str(region)], _number(held))
             yield from (copies, kept)
-            preempted = rows(
-                "select count(*) from attempt where outcome ->> 'code' = any(:codes)",
-                codes=[code.value for code in PREEMPTIONS],
-            )[0][0]
-            yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=_number(preempted))
+            ended = ended_totals(session)
+            preempted = float(sum(preemptions for _, preemptions, _ in ended))
+            yield CounterMetricFamily("mizzen_preemptions", "Attempts that were preempted", value=preempted)
+            lost = CounterMetricFamily("mizzen_work_lost_seconds", "Work lost by interruptions", labels=["region"])
+            for region, _, lost_s in ended:
+                lost.add_metric([region], lost_s)
+            yield lost
             yield from _loops(session)
             yield from self._checkpoints(session)
             yield from _region_gpus(session)
@@ -186,11 +188,6 @@ class InstallationCollector(Collector):
                 if value is not None:
                     family.add_metric([region], value)
         yield from families
-        lost = CounterMetricFamily("mizzen_work_lost_seconds", "Work lost by interruptions", labels=["region"])
-        summed = "select region, coalesce(sum(lost_s), 0) from attempt group by region order by region"
-        for region, seconds in session.execute(text(summed)):
-            lost.add_metric([region], _number(seconds))
-        yield lost
 
 
 def _loops(session: Session) -> Iterator[Metric]:

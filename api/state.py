@@ -15,6 +15,7 @@ from temporalio.client import Client
 from api.auth import Logins
 from api.data.archive_inspection import UploadLimits
 from api.documents.document_turns import Turns
+from api.fleet.recent_costs import RecentCosts
 from api.metrics import Metrics
 from api.oidc import Tokens
 from api.refusals import Recorder
@@ -59,6 +60,7 @@ class ApiState:
         self.relays = Relays(self.engine, settings)
         self.store_reads = StoreReads(self.threads.stores)
         self.metrics = Metrics(self.engine, self.hub)
+        self.recent_costs = RecentCosts(self.engine)
         self.store: Callable[[str], ObjectStore] = lru_cache(maxsize=256)(open_store)
         """Returns the object store for the URL of a bucket; results are cached."""
         self.queue = published_queue.Newest()

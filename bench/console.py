@@ -13,25 +13,30 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import click
 import httpx
-from sqlalchemy import Engine, event
+from sqlalchemy import Engine, event, text
 
-from bench.console_open_page import EVENTS_PER_S, SPAN_S, shares
-from bench.console_rows import ConsoleRows, fill
+from bench.console_lists import ratio, table_of
+from bench.console_open_page import EVENTS_PER_S, SPAN_S, shared, shares
+from bench.console_rows import ConsoleRows, add_replicas, add_wide_region, fill
 from bench.harness import Bench, Figure, Line, Suite
 from bench.postgres import postgres
 from console import fleet_pages
 from console.application import create_app
 from console.fleet_picture import RegionMaps
+from domain.ids import log_prefix
+from domain.log_segments import Segment
 from infra.config.settings import Settings
 from infra.db.migrate import upgrade
 from infra.db.session import open_engine, transaction
 from infra.db.tenants import ApiKey
 from infra.keys import hash_api_key, load_master_key
+from mizzen.objects import open_store
 
 LINES = (
     Line("CPU of the dearest page beyond its queries, in ms", 20.0),
@@ -40,15 +45,22 @@ LINES = (
     Line("largest map, in kB", 60.0),
     Line("CPU of a new version of a map beyond its queries, in ms", 40.0),
     Line("statements of lists that scan a large table", 0.0),
-    Line("100 pages of ten people after a change, of one page", 3.0),
+    Line("100 pages of ten people after a change, of one page (API and Postgres)", 3.0),
     Line("open page when nothing happens, in % of a core", 0.5),
     Line("open page with 100 events a second, in % of a core", 5.0),
+    Line("dearest query of a list, of a plain read of its rows by key", 2.0),
+    Line("map of a region of all machines, in kB", 60.0),
+    Line("CPU of a new version of that map beyond its queries, in ms", 40.0),
 )
 _ROUNDS = 5
 _LARGE = ("workload", "attempt", "allocation", "event")
 _KEY = "mzn_bench"
+_HOUR_AGO = f"{datetime.now(UTC) - timedelta(hours=1):%Y-%m-%dT%H:%MZ}"
 _PEOPLE = 10
-"""Browsers. Of the ten tabs of each, the one that is shown asks for its part; the others wait until they are shown."""
+"""Browsers, with ten tabs each."""
+_SERVICE = {"version": 1, "name": "chat", "tenant": "vision", "service": {"replicas": 48}, "run": "serve"}
+_REPLICAS = 48
+_LOG_SEGMENTS, _SEGMENT_LINES = 20, 500
 
 
 @dataclass
@@ -58,6 +70,8 @@ class _Watch:
     queries_s: float = 0.0
     began_s: dict[int, float] = field(default_factory=dict)
     statements: dict[str, Any] = field(default_factory=dict)
+    of_page: dict[str, Any] = field(default_factory=dict)
+    """The statements since the page's first request, with their parameters."""
 
     def follow(self, engine: Engine) -> None:
         """Watches an engine."""
@@ -65,6 +79,7 @@ class _Watch:
         @event.listens_for(engine, "before_cursor_execute")
         def before(_c: Any, cursor: Any, statement: str, given: Any, _x: Any, _m: Any) -> None:
             self.statements.setdefault(statement, given)
+            self.of_page.setdefault(statement, given)
             self.began_s[id(cursor)] = time.thread_time()
 
         @event.listens_for(engine, "after_cursor_execute")
@@ -80,6 +95,7 @@ class _PageCost:
 
 async def _cost(client: httpx.AsyncClient, watch: _Watch, path: str, headers: dict[str, str]) -> _PageCost:
     best = _PageCost(float("inf"), b"")
+    watch.of_page.clear()
     for _ in range(_ROUNDS):
         watch.queries_s, cpu_s = 0.0, time.process_time()
         answer = await client.get(f"/console{path}", headers=headers, timeout=300)
@@ -93,14 +109,42 @@ def _cpu(cost: _PageCost) -> float:
     return cost.cpu_ms
 
 
-def _paths(rows: ConsoleRows) -> list[str]:
+def _paths(rows: ConsoleRows, service: str) -> list[str]:
     running, waiting = (f"wl-{number:016d}" for number in (rows.finished, rows.finished + rows.machines * 9 // 10))
     return [
         "", "/queue", f"/queue?after={rows.waiting // 2}", "/workloads", "/workloads?phase=live&tenant=vision",
         "/workloads?phase=failed", "/workloads?label=team%3Dspeech", f"/workloads/{running}", f"/workloads/{waiting}",
-        "/workloads/bulk?phase=live", "/fleet", "/fleet/east", "/tenants", "/services", "/tables", "/capacity",
-        "/lending", "/health",
+        f"/workloads/{running}/logs", f"/workloads/{running}/logs?contains=line+7", "/workloads/bulk?phase=live",
+        "/fleet", "/fleet/east", f"/fleet/east/past?at={_HOUR_AGO}", "/machines/east/east-1/m-00000", "/tenants",
+        "/services", f"/services/{service}", "/tables", "/capacity", "/lending",
+        "/lending/east/east-3/m-00006", "/health",
     ]  # fmt: skip
+
+
+async def _add_service(client: httpx.AsyncClient, engine: Engine, rows: ConsoleRows) -> str:
+    made = await client.post("/v1/services", json=_SERVICE, headers={"Authorization": f"Bearer {_KEY}"})
+    made.raise_for_status()
+    service = str(made.json()["id"])
+    add_replicas(engine, rows, service, _REPLICAS)
+    return service
+
+
+def _add_logs(engine: Engine, rows: ConsoleRows, folder: Path) -> None:
+    """Uploads the log of the first workload that runs to its region's bucket, as an agent does."""
+    workload = f"wl-{rows.finished:016d}"
+    with transaction(engine) as session:
+        session.execute(text("update region set bucket_url = :top || name"), {"top": f"{folder.as_uri()}/"})
+        url = session.execute(
+            text("select bucket_url from region join workload on region = region.name where id = :id"), {"id": workload}
+        ).scalar_one()
+    store, offset = open_store(url), 0
+    for number in range(_LOG_SEGMENTS):
+        body = b"".join(
+            b"step %7d: loss 0.1234, line %d of the log of this task, with some text\n" % (number, line)
+            for line in range(_SEGMENT_LINES)
+        )
+        store.put(log_prefix(workload, 1, "trainer", 0) + Segment(offset, 1 + number).name, body)
+        offset += len(body)
 
 
 def _scans(engine: Engine, statements: dict[str, Any]) -> list[str]:
@@ -128,10 +172,14 @@ async def _measure(settings: Settings, engine: Engine, rows: ConsoleRows, say: C
 
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://api") as client:
         await client.post("/console/login", data={"key": _KEY})
-        first, update = {}, {}
-        for path in _paths(rows):
+        first, update, lists = {}, {}, {}
+        _add_logs(engine, rows, settings.data_dir / "buckets")
+        for path in _paths(rows, await _add_service(client, engine, rows)):
             say(f"page: {path or '/'}")
             first[path] = await _cost(client, watch, path, {})
+            if (table := table_of(path)) is not None:
+                lists[path], statement = ratio(engine, table, first[path].body.decode(), list(watch.of_page.items()))
+                say(f"list: {lists[path]:.1f} of a plain read: {' '.join(statement.split())[:600]}")
             update[path] = await _cost(client, watch, path, {"HX-Request": "true"})
         scans = _scans(engine, watch.statements)
         for scan in scans:
@@ -140,30 +188,32 @@ async def _measure(settings: Settings, engine: Engine, rows: ConsoleRows, say: C
         for number, costs in ((1, first), (2, update)):
             sizes = {path or "/": len(gzip.compress(cost.body, 6)) / 1000 for path, cost in costs.items()}
             figure(number, max(sizes.values()), sizes)
-        maps, cpu_ms = {}, {}
-        for by in ("state", "tenant"):
-            best = float("inf")
-            for _ in range(_ROUNDS):
-                fleet_pages.PICTURES = RegionMaps()
-                watch.queries_s, cpu_s = 0.0, time.process_time()
-                answer = await client.get(f"/console/fleet/east/map.png?by={by}", timeout=300)
-                best = min(best, (time.process_time() - cpu_s - watch.queries_s) * 1000)
-            maps[by], cpu_ms[by] = len(answer.content) / 1000, best
-        figure(3, max(maps.values()), maps)
-        figure(4, max(cpu_ms.values()), cpu_ms)
+        maps = {by: await _map_cost(client, watch, f"/fleet/east/map.png?by={by}") for by in ("state", "tenant")}
+        maps["past"] = await _map_cost(client, watch, f"/fleet/east/past.png?at={_HOUR_AGO}")
+        say("a region of all machines")
+        add_wide_region(engine, rows)
+        wide = {
+            by: await _map_cost(client, watch, f"/fleet/wide/map.png?by={by}") for by in ("state", "tenant", "price")
+        }
+        for number, made in ((3, maps), (10, wide)):
+            figure(number, max(size for size, _ in made.values()), {by: size for by, (size, _) in made.items()})
+            figure(number + 1, max(cpu_ms for _, cpu_ms in made.values()), {by: ms for by, (_, ms) in made.items()})
         figure(5, float(len(scans)), {})
-        headers = {"HX-Request": "true"}
-
-        async def cpu_of(pages: int) -> float:
-            cpu_s = time.process_time()
-            await asyncio.gather(*(client.get("/console/queue", headers=headers, timeout=300) for _ in range(pages)))
-            return time.process_time() - cpu_s
-
-        one = min([await cpu_of(1) for _ in range(_ROUNDS)])
-        many = min([await cpu_of(_PEOPLE) for _ in range(_ROUNDS)])
-        figure(6, many / one, {"one_ms": one * 1000, "hundred_ms": many * 1000})
+        figure(9, max(lists.values()), lists)
     app.state.mizzen.dispose()
     return figures
+
+
+async def _map_cost(client: httpx.AsyncClient, watch: _Watch, path: str) -> tuple[float, float]:
+    """Returns the size of a map in kB, and the CPU time of a new version beyond its queries, in ms."""
+    best = float("inf")
+    for _ in range(_ROUNDS):
+        fleet_pages.PICTURES = RegionMaps()
+        watch.queries_s, cpu_s = 0.0, time.process_time()
+        answer = await client.get(f"/console{path}", timeout=300)
+        best = min(best, (time.process_time() - cpu_s - watch.queries_s) * 1000)
+        answer.raise_for_status()
+    return len(answer.content) / 1000, best
 
 
 def measure(rows: ConsoleRows, say: Callable[[str], None]) -> Iterator[Figure]:
@@ -194,6 +244,9 @@ def _open_pages(settings: Settings, engine: Engine) -> Iterator[Figure]:
         mine = {one: value for one, value in found.items() if one.startswith(name)}
         dearest = max(found[page.removesuffix(" fetches")] for page in pages if page.startswith(name))
         yield Figure("console", LINES[number], dearest, mine, 1, {"events_per_s": EVENTS_PER_S, "span_s": SPAN_S})
+    one_s, many_s = shared(engine, settings, _KEY, "/queue", _PEOPLE)
+    shown = {"one_ms": one_s * 1000, "hundred_ms": many_s * 1000}
+    yield Figure("console", LINES[6], many_s / one_s, shown, 1, {"people": _PEOPLE})
 
 
 def run(bench: Bench) -> Iterator[Figure]:

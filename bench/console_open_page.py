@@ -10,6 +10,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,9 +25,11 @@ from infra.db import events
 from infra.db.session import transaction
 from infra.stack.ports import free_port
 
-SPAN_S = 20.0
+SPAN_S = 60.0
+"""Pages that nothing changes fetch their part every 30 s, and costs are read once a minute."""
 EVENTS_PER_S = 100
 _SETTLES_S = 5.0
+_ROUNDS = 20
 
 
 def shares(engine: Engine, settings: Settings, key: str, paths: Sequence[str], workload: str) -> dict[str, float]:
@@ -49,6 +52,30 @@ def shares(engine: Engine, settings: Settings, key: str, paths: Sequence[str], w
                     found[f"{name} {path}"] = _percent(api, engine) - without
                 found[f"{name} {path} fetches"] = page.fetches
     return found
+
+
+def shared(engine: Engine, settings: Settings, key: str, path: str, people: int) -> tuple[float, float]:
+    """Returns the CPU time of the API and of Postgres, in seconds, for a change with one open page and with many.
+
+    All people have the same page open. Of the tabs of each, the one that is shown asks for its part; the others wait
+    until they are shown.
+    """
+    with _api(settings) as (url, api), ThreadPoolExecutor(people) as threads:
+        clients = [httpx.Client(base_url=url, timeout=60) for _ in range(people)]
+        for client in clients:
+            assert client.post("/console/login", data={"key": key}).status_code == 303
+
+        def ask(client: httpx.Client) -> None:
+            client.get(f"/console{path}", headers={"HX-Request": "true"}).raise_for_status()
+
+        def measured(count: int) -> float:
+            before_s = _cpu_s(api, engine)
+            for _ in range(_ROUNDS):
+                list(threads.map(ask, clients[:count]))
+            return (_cpu_s(api, engine) - before_s) / _ROUNDS
+
+        measured(people)  # Connections and prepared statements.
+        return measured(1), measured(people)
 
 
 def _percent(api: int, engine: Engine) -> float:

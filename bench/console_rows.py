@@ -82,8 +82,27 @@ def fill(engine: Engine, rows: ConsoleRows) -> None:
         connection.execute(text("vacuum analyze"))
 
 
-def _run(connection: Connection, sections: Iterable[str], rows: ConsoleRows, first: int, count: int) -> None:
+def add_replicas(engine: Engine, rows: ConsoleRows, service: str, count: int) -> None:
+    """Adds replicas and the requests of an hour to a service."""
+    with engine.begin() as connection:
+        _run(connection, ("replicas",), rows, rows.finished, count, service=service)
+
+
+def add_wide_region(engine: Engine, rows: ConsoleRows) -> None:
+    """Adds the region `wide`, with a copy of every machine and of what it holds."""
+    with engine.begin() as connection:
+        for table in _TABLES:
+            connection.execute(text(f"alter table {table} disable trigger user"))
+        _run(connection, ("wide",), rows, 0, 0)
+        for table in _TABLES:
+            connection.execute(text(f"alter table {table} enable trigger user"))
+
+
+def _run(
+    connection: Connection, sections: Iterable[str], rows: ConsoleRows, first: int, count: int, service: str = ""
+) -> None:
     given: dict[str, Any] = {
+        "service": service,
         "machines": rows.machines, "days": rows.days, "first": first, "count": count, "names": list(TENANTS),
         "regions": list(_REGIONS), "tenants": json.dumps(TENANTS),
         **{name: json.dumps(reason) for name, reason in _REASONS.items()},

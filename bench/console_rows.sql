@@ -90,3 +90,26 @@ insert into waiting (workload, reasons)
 select id, jsonb_build_object('reasons', cast(:why as jsonb))
 from named as w;
 drop table named;
+
+-- replicas
+insert into service_replica (service, number, version, workload, kind, zone, cluster, usd_per_h, is_base, ready, ready_changed_at, first_ready_at, address, port)
+select :service, n, 1, 'wl-' || lpad((cast(:first as bigint) + n)::text, 16, '0'), case when n % 3 = 0 then 'on_demand' else 'spot' end,
+       format('east-%s', 1 + n % 4), format('east-%s', 1 + n % 4), 1.1, n % 3 = 0, n % 7 <> 0, now(), now(), '127.0.0.1', 8000 + n
+from generate_series(0, cast(:count as bigint) - 1) as n;
+insert into service_requests (service, second, balancer, requests, failed, cut, p50_s, p99_s)
+select :service, extract(epoch from now())::int - s, b, 40 + s % 20, s % 2, 0, 0.2, 1.5
+from generate_series(1, 3700) as s, unnest(array['b1', 'b2']) as b;
+
+-- wide
+insert into region (name, bucket_url, storage_bytes) values ('wide', 'file:///nowhere/wide', 1000000000000000);
+insert into cluster (region, name, zone, capacity, prices)
+select 'wide', 'wide-' || name, 'wide-' || zone, capacity, prices from cluster where region <> 'wide';
+insert into machine (id, region, cluster, rack, gpu_type, gpus, cpus_milli, memory_bytes, free_cpus_milli,
+                     free_memory_bytes, held, withheld, state, incarnation, public_key, address, cordon, isolation, lost_at, draining)
+select format('wide/wide-%s/%s', cluster, split_part(id, '/', 3)), 'wide', 'wide-' || cluster, rack, gpu_type, gpus, cpus_milli,
+       memory_bytes, free_cpus_milli, free_memory_bytes, held, withheld, state, incarnation, public_key, address, cordon, isolation,
+       lost_at, draining from machine where region <> 'wide';
+insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
+                        awaited_memory_bytes, awarded_at, held_at)
+select workload, attempt, format('wide/wide-%s/%s', split_part(machine, '/', 2), split_part(machine, '/', 3)), slots, awaited, cpus_milli,
+       awaited_cpus_milli, memory_bytes, awaited_memory_bytes, awarded_at, held_at from allocation where released_at is null;

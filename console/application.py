@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fastapi import FastAPI
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.routing import Mount
 from starlette.staticfiles import StaticFiles
 
@@ -43,7 +44,9 @@ def create_app(settings: Settings) -> FastAPI:
     """
     app = api_app.create_app(settings)
     app.state.console = Signer(settings.master_key_path)
-    static = Mount(f"{pages.TOP}/static", StaticFiles(directory=Path(__file__).parent / "static"))
+    # Pages are not compressed: they have the token of a login beside texts of others, so their size would tell it.
+    files = GZipMiddleware(StaticFiles(directory=Path(__file__).parent / "static"), minimum_size=1000)
+    static = Mount(f"{pages.TOP}/static", files)
     app.router.routes += [static, *(route for router in _ROUTERS for route in router.routes)]
     pages.install(app)
     app.add_middleware(SharedParts)

@@ -35,7 +35,7 @@ async def changes(request: Request, state: StateOf) -> Response:
     caller, secret = caller_of(request.scope), secret_of(request.scope)
     if caller is None or secret is None:
         return Response(_ENDED, media_type=MEDIA_TYPE)
-    release = state.hub.admit(caller, waits=True)
+    release = state.hub.admit(caller, waits=True, is_browser=True)
     return Stream(_changes(state, caller, hash_secret(secret)), MEDIA_TYPE, release)
 
 

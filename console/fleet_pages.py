@@ -11,11 +11,12 @@ from api.auth import Caller, Operator, Role, Viewer
 from api.fleet import machines
 from api.fleet.machines import CordonBody, get_machine, list_machines
 from api.fleet.regions import get_region
-from api.fleet.slots import slots_by_region, slots_of_machines, slots_of_tenants, terms_of_machines
+from api.fleet.slots import slots_by_cluster, slots_by_region, slots_of_machines, slots_of_tenants, terms_of_machines
 from api.people.tenants import list_tenants
 from api.problems import not_found
 from api.routing import Router
 from api.state import ApiState, StateOf
+from api.workloads.workload_queries import names_of
 from console.cookies import Form
 from console.fleet_picture import (
     COLOURS,
@@ -59,17 +60,22 @@ def show_region(
     state: StateOf,
     caller: Viewer,
     by: Subject = "state",
+    cluster: Annotated[str, Query(max_length=300)] = "",
     cursor: Annotated[str, Query(max_length=300)] = "",
 ) -> Response:
-    """Shows the map of a region, and a page of its machines behind `cursor`."""
-    found = list_machines(state, caller, region, None, _ROWS, cursor or None)
+    """Shows the map of a region with its zones and clusters, and a page of machines, of all clusters or of one."""
+    found = list_machines(state, caller, region, cluster or None, _ROWS, cursor or None)
     if not found.items and not cursor:
         get_region(region, state, caller)
     by = _subject(caller, by)
-    shown = None if cursor else _map(state, caller, region, by)
+    is_whole = not (cursor or cluster)
+    shown = _map(state, caller, region, by) if is_whole else None
+    with state.transaction() as session:
+        clusters = slots_by_cluster(session, region) if is_whole else []
     subjects = [one for one in get_args(Subject) if one == _subject(caller, one)]
     return page(
-        request, "region.html", region=region, found=found, by=by, subjects=subjects, cursor=cursor, map=shown
+        request, "region.html", region=region, found=found, by=by, subjects=subjects, cursor=cursor, map=shown,
+        cluster=cluster, clusters=clusters,
     )  # fmt: skip
 
 
@@ -131,7 +137,11 @@ def show_machine(request: Request, region: str, cluster: str, machine: str, stat
     """Shows one machine."""
     found = get_machine(region, cluster, machine, state, caller)
     temporal = temporal_link(state, caller, machine_workflow_id(found.id))
-    return page(request, "machine.html", machine=found, may_change=caller.may(Role.OPERATOR), temporal=temporal)
+    with state.transaction() as session:
+        names = names_of(session, caller, found.workloads)
+    return page(
+        request, "machine.html", machine=found, names=names, may_change=caller.may(Role.OPERATOR), temporal=temporal
+    )
 
 
 @router.post(_PATH + "/{action}")

@@ -2,6 +2,7 @@
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
 
@@ -11,19 +12,20 @@ from pydantic import TypeAdapter, ValidationError
 
 from api.auth import Operator, Role, Viewer
 from api.bodies import Name
-from api.fleet.costs import list_costs
 from api.fleet.loops import list_loops
+from api.people.holders import holders
 from api.people.tenants import TenantBody, list_tenants, put_tenant
 from api.problems import HttpProblem, ProblemType, invalid
 from api.routing import Router
 from api.services.routes import list_services, show_service
 from api.services.traffic import list_traffic
+from api.services.views import ServiceReplicaView
 from api.state import StateOf
 from console.cookies import Form
 from console.curves import traffic_charts
 from console.pages import TOP, page, temporal_link
 from domain.capacity import CPU
-from domain.ids import service_workflow_id
+from domain.ids import RULES, service_workflow_id
 from infra.db import outbox, published_queue
 from infra.db.tenants import Tenant
 
@@ -31,6 +33,7 @@ router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
 _MINUTES = 60
 _DAYS = 7
+_KINDS = 8
 _NAMES: TypeAdapter[str] = TypeAdapter(Name)
 After = Annotated[str, Query(max_length=300)]
 
@@ -42,11 +45,16 @@ def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After
     today = datetime.now(UTC).date()
     days = [today - timedelta(days=ago) for ago in reversed(range(_DAYS))]
     usd, gpu_h = (defaultdict[tuple[str, date], float](float) for _ in range(2))
-    for cost in list_costs(state, caller, days[0], today).items:
+    recent = state.recent_costs.get(days[0], today, caller.tenant)
+    for cost in recent.items:
         usd[cost.tenant, cost.day] += cost.usd
         gpu_h[cost.tenant, cost.day] += cost.hours if cost.resource != CPU else 0.0
+    with state.transaction() as session:
+        kinds = sorted({kind for one in found.items for kind in one.quota.gpus})[:_KINDS]
+        held = {kind: rows for kind in kinds if (rows := holders(session, caller, [kind])[:_ROWS])}
     return page(
-        request, "tenants.html", found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor,
+        request, "tenants.html", held=held, found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor,
+        cost_at=recent.at,
         totals={one.name: sum(usd[one.name, day] for day in days) for one in found.items},
         columns=[("Tenant", ""), *((f"{day:%a %d %b}", "number") for day in days)],
         may_create=caller.may(Role.OPERATOR),
@@ -61,7 +69,9 @@ def create_tenant(state: StateOf, caller: Operator, form: Form) -> Response:
         name, made = _NAMES.validate_python(form.get("name", "").strip()), TenantBody.model_validate(body)
     except ValidationError as error:
         first = error.errors()[0]
-        raise invalid(".".join(map(str, first["loc"])) or "name", first["msg"], first["input"]) from None
+        rule = RULES.get(first.get("ctx", {}).get("pattern", ""))
+        field = ".".join(map(str, first["loc"])) or "name"
+        raise invalid(field, f"must be {rule}" if rule else first["msg"], first["input"]) from None
     with state.transaction() as session:
         if session.get(Tenant, name) is not None:
             raise HttpProblem(ProblemType.CONFLICT, f"tenant {name} exists; `mizzen tenants set` changes it")
@@ -91,7 +101,17 @@ def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) 
     found = show_service(id, state, caller)
     charts = traffic_charts(list_traffic(found.id, state, caller, minutes=_MINUTES).items)
     temporal = temporal_link(state, caller, service_workflow_id(found.id))
-    return page(request, "service.html", service=found, charts=charts, temporal=temporal)
+    return page(
+        request, "service.html", service=found, charts=charts, temporal=temporal, counts=_by_place(found.replicas)
+    )
+
+
+def _by_place(replicas: Sequence[ServiceReplicaView]) -> list[tuple[int, str, str, int, int]]:
+    """Returns the numbers of ready replicas and of all, by version, zone and kind."""
+    found = defaultdict[tuple[int, str, str], list[bool]](list)
+    for one in replicas:
+        found[one.version, one.zone or "shared machines", one.kind].append(one.stage == "ready")
+    return [(*place, sum(ready), len(ready)) for place, ready in sorted(found.items(), reverse=True)]
 
 
 @router.get("/health")

@@ -1,20 +1,23 @@
 """The first page: health, waiting workloads with reasons, the work lost to preemption today, and the cost."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime, time
+from datetime import UTC, date, datetime, time
 from functools import partial
 
 from fastapi import Request, Response
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
-from api.auth import Caller, Viewer
-from api.fleet.costs import list_costs
+from api.auth import Caller, Role, Viewer
+from api.fleet.recent_costs import RecentCost
 from api.fleet.slots import slots_by_region
 from api.health import readyz
+from api.people.tenants import list_tenants
 from api.problems import HttpProblem
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.workloads.queue import read_queue
+from api.workloads.routes import list_workloads
 from console.pages import TOP, page
 from console.queue_page import MOST_COUNTED
 from domain.units import format_duration
@@ -49,7 +52,9 @@ async def show_overview(request: Request, state: StateOf, caller: Viewer) -> Res
 
 def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str]) -> Response:
     today = datetime.combine(datetime.now(UTC).date(), time(), UTC)
-    costs = list_costs(state, caller, today.date(), today.date()).items
+    cost = _cost(state, caller, today.date())
+    costs = [] if cost is None else cost.items
+    waiting = read_queue(state, caller, _WAITING, 0, MOST_COUNTED + 1)
     with state.transaction() as session:
         regions = slots_by_region(session)
         lost = preempted_since(session, today, caller.tenant, _LOST)
@@ -61,10 +66,26 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     ]
     return page(
         request, "overview.html", wrong=wrong, regions=regions, lost=lost,
-        waiting=read_queue(state, caller, _WAITING, 0, MOST_COUNTED + 1),
-        usd=sum(cost.usd for cost in costs), unpriced_h=sum(cost.unpriced_h for cost in costs),
-        hours=_gpu_hours([(cost.resource, cost.hours) for cost in costs]),
+        waiting=waiting, steps=[] if waiting.items else _first_steps(state, caller),
+        usd=sum(one.usd for one in costs), unpriced_h=sum(one.unpriced_h for one in costs),
+        hours=_gpu_hours([(one.resource, one.hours) for one in costs]), cost_at=None if cost is None else cost.at,
     )  # fmt: skip
+
+
+def _first_steps(state: ApiState, caller: Caller) -> list[str]:
+    """Returns what is left to do until the first workload: `tenant`, `submit`; empty once there is one."""
+    if not caller.may(Role.SUBMITTER) or list_workloads(state, caller, limit=1).items:
+        return []
+    has_tenant = bool(list_tenants(state, caller, 1).items)
+    return ["submit"] if has_tenant or not caller.may(Role.OPERATOR) else ["tenant", "submit"]
+
+
+def _cost(state: ApiState, caller: Caller, today: date) -> RecentCost | None:
+    """Returns the costs of today; None: they cannot be read. The rest of the page is worth showing without them."""
+    try:
+        return state.recent_costs.get(today, today, caller.tenant)
+    except SQLAlchemyError:
+        return None
 
 
 def _stopped(state: ApiState, regions: Sequence[str]) -> list[str]:

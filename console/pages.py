@@ -11,13 +11,16 @@ from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, RedirectResponse
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, pass_context
+from jinja2.runtime import Context
 from starlette.types import Scope
 
 from api.auth import Caller, Role, caller_of, is_below
+from api.people.key_labels import labels_of
 from api.problems import MEDIA_TYPE, HttpProblem, not_found
 from api.routing import Router
 from api.state import ApiState
+from console.reading import readable
 from domain.units import format_duration
 from domain.version import VERSION
 from infra.temporal_client import UI_PATH
@@ -59,8 +62,25 @@ def _ago(at: datetime | None) -> str:
     return "" if at is None else format_duration(max(0.0, (datetime.now(UTC) - at).total_seconds()))
 
 
+@pass_context
+def _readable(context: Context, sentence: str) -> str:
+    """Returns a sentence of the API as pages show it (`console.reading`). Each key is looked up once for a page."""
+    known: dict[str, str] = context["key_labels"]
+
+    def labels(ids: set[str]) -> dict[str, str]:
+        state, caller = context["state"], context["caller"]
+        if (new := ids - known.keys()) and caller is not None:
+            with state.transaction() as session:
+                known.update(dict.fromkeys(new, "") | labels_of(session, caller, new))
+        return {id_: label for id_, label in known.items() if label}
+
+    return readable(sentence, labels)
+
+
 _templates.filters |= {
+    "readable": _readable,
     "when": _when,
+    "clock": lambda at: f"{at.astimezone(UTC):%H:%M}",
     "until": _until,
     "ago": _ago,
     "duration": lambda seconds: "" if seconds is None else format_duration(max(0.0, seconds)),
@@ -77,7 +97,8 @@ def page(request: Request, template: str, *, status: int = 200, **values: Any) -
     login = {} if is_part else {"csrf": request.scope.get(CSRF, "")}
     text = _templates.get_template(template).render(
         is_part=is_part, caller=caller_of(request.scope), path=request.url.path,
-        here=f"{request.url.path}?{request.url.query}".rstrip("?"), **login, **values,
+        here=f"{request.url.path}?{request.url.query}".rstrip("?"), state=request.app.state.mizzen, key_labels={},
+        **login, **values,
     )  # fmt: skip
     if not is_part:
         return HTMLResponse(text, status)

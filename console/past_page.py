@@ -13,7 +13,8 @@ from api.fleet.slots import as_held, moves, slots_held_at, slots_of_machines
 from api.problems import invalid
 from api.routing import Router
 from api.state import ApiState, StateOf
-from console.fleet_pages import PICTURES, tenants_of
+from console import fleet_pages
+from console.fleet_pages import tenants_of
 from console.fleet_picture import COLOURS, TENANT_COLOURS, MapContent, RegionMap, SlotUse, grid_of, uses_of
 from console.pages import TOP, page
 
@@ -82,4 +83,4 @@ def _map(state: ApiState, caller: Caller, region: str, at: datetime) -> RegionMa
         own = [one for one in held if caller.tenant in (None, one.tenant)]
         return MapContent(grid_of(machines), uses_of(machines, own, tenants_of(state, caller)))
 
-    return PICTURES.get((region, caller.tenant, f"at {at.isoformat()}"), read)
+    return fleet_pages.PICTURES.get((region, caller.tenant, f"at {at.isoformat()}"), read)

@@ -23,4 +23,4 @@ def show_queue(
     """Shows the workloads that wait behind position `after`."""
     found = read_queue(state, caller, _ROWS, after, MOST_COUNTED + 1)
     last = found.items[-1].position if len(found.items) == _ROWS else None
-    return page(request, "queue.html", queue=found, after=after, last=last, most=MOST_COUNTED)
+    return page(request, "queue.html", queue=found, after=after, last=last, most=MOST_COUNTED, rows=_ROWS)

@@ -9,19 +9,21 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Operator, Role, Submitter, Viewer
+from api.people.holders import holders, wanted_by
 from api.people.tenants import list_tenants
 from api.problems import HttpProblem, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.streams.events import newest_events
 from api.streams.log_choice import LogQuery
-from api.streams.logs import logs
+from api.streams.logs import read_logs
 from api.workloads import actions
 from api.workloads.queue import why
 from api.workloads.routes import get_progress, get_workload, list_attempts, list_workloads
 from api.workloads.submission import submit
 from api.workloads.victims import victims_of
 from api.workloads.views import WorkloadView
+from api.workloads.workload_queries import names_of
 from console.cookies import Form
 from console.curves import progress_charts
 from console.pages import TOP, page, temporal_link
@@ -33,8 +35,11 @@ from domain.priority import LOWEST_LEVEL
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
 _EVENTS = 50
+_HOLDERS = 20
 _LOG_LINES = 500
 _LOG_BYTES = 1 << 18
+_MOST_BYTES = 2 * _LOG_BYTES
+"""With what is written while the page is made, and the lines that say that others are left out."""
 _EXAMPLE = """version: 1
 name: hello
 tenant: {tenant}
@@ -111,10 +116,14 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
     with state.transaction() as session:
         events = newest_events(session, caller, found.id, _EVENTS)
         victims = victims_of(session, caller, found.id, _ROWS)
+        related = [one.evictor for one in attempts if one.evictor] + ([found.element.array] if found.element else [])
+        names = names_of(session, caller, related)
+        wanted = wanted_by(found.jobs) if found.phase in QUEUED_PHASES else []
+        held = holders(session, caller, wanted)[:_HOLDERS] if wanted else []
     chart = timeline(found, attempts)
     return page(
         request, "workload.html", workload=found, why=why(id, state, caller), attempts=attempts,
-        chart=chart, events=events, victims=victims,
+        chart=chart, events=events, victims=victims, wanted=wanted, holders=held, names=names,
         curves=progress_charts(get_progress(id, state, caller).points, chart.begin, chart.end),
         document=yaml.safe_dump(found.spec, sort_keys=False),
         temporal=temporal_link(state, caller, workload_workflow_id(found.id)),
@@ -204,8 +213,9 @@ async def show_logs(
         job=job or None, task=int(task) if task else None, attempt=int(attempt) if attempt else None,
         contains=contains or None, tail=_LOG_LINES,
     )  # fmt: skip
-    stream = await logs(id, state, caller, query)
-    content, is_all = await stream.read(_LOG_BYTES)
+    # Lines of an array come element by element; `read` bounds how many elements are read.
+    stream = await read_logs(id, state, caller, query, None if workload.array else _LOG_BYTES)
+    content, is_all = await stream.read(_LOG_BYTES if workload.array else _MOST_BYTES)
     filters = {"job": job, "task": task, "attempt": attempt, "contains": contains}
     return await run_in_threadpool(
         partial(

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import Float, cast, func, or_, select
+from sqlalchemy import ColumnElement, Float, cast, func, or_, select
 from sqlalchemy.dialects.postgresql import BIT
 from sqlalchemy.orm import Session
 
@@ -43,17 +43,44 @@ class MachineSlots:
     """Whether workloads hold CPUs of the machine."""
 
 
+def _counts() -> tuple[ColumnElement[Any], ...]:
+    """Returns the columns of `RegionSlots` after the region."""
+    closed = or_(Machine.cordon.is_not(None), Machine.draining)
+    return (
+        func.count(), func.count().filter(Machine.state == "ready"), func.count().filter(closed),
+        func.sum(Machine.gpus), func.sum(func.bit_count(cast(Machine.held, BIT(64)))),
+        func.sum(func.bit_count(cast(Machine.withheld, BIT(64)))),
+    )  # fmt: skip
+
+
 def slots_by_region(session: Session) -> list[RegionSlots]:
     """Returns the counts of all regions that have machines, sorted by name."""
-    closed = or_(Machine.cordon.is_not(None), Machine.draining)
-    found = session.execute(
-        select(
-            Machine.region, func.count(), func.count().filter(Machine.state == "ready"), func.count().filter(closed),
-            func.sum(Machine.gpus), func.sum(func.bit_count(cast(Machine.held, BIT(64)))),
-            func.sum(func.bit_count(cast(Machine.withheld, BIT(64)))),
-        ).group_by(Machine.region).order_by(Machine.region)
-    )  # fmt: skip
+    found = session.execute(select(Machine.region, *_counts()).group_by(Machine.region).order_by(Machine.region))
     return [RegionSlots(region, *map(int, counts)) for region, *counts in found]
+
+
+@dataclass(frozen=True)
+class ClusterSlots(RegionSlots):
+    """Machines and GPU slots of a cluster."""
+
+    cluster: str
+    zone: str
+    kind: CapacityKind
+
+
+def slots_by_cluster(session: Session, region: str) -> list[ClusterSlots]:
+    """Returns the counts of a region's clusters that have machines, sorted by zone and name."""
+    found = session.execute(
+        select(Machine.region, *_counts(), Cluster.name, func.coalesce(Cluster.zone, ""), Cluster.capacity)
+        .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
+        .where(Machine.region == region)
+        .group_by(Machine.region, Cluster.name, Cluster.zone, Cluster.capacity)
+        .order_by(func.coalesce(Cluster.zone, ""), Cluster.name)
+    )
+    return [
+        ClusterSlots(region, machines, ready, closed, gpus, held, withheld, cluster, zone, CapacityKind(kind))
+        for region, machines, ready, closed, gpus, held, withheld, cluster, zone, kind in found
+    ]
 
 
 def slots_of_machines(session: Session, region: str) -> list[MachineSlots]:

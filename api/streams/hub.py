@@ -83,7 +83,8 @@ class Hub:
         self._engine = engine
         self._limits = limits
         self._streams: Counter[tuple[str, str]] = Counter()
-        """Number of open streams by key and by tenant, including those that do not wait for new events."""
+        """Number of open streams by key and by tenant, including those that do not wait for new events; and of the
+        streams of a person's browsers."""
         self._open = 0
         self._followers: set[Follower] = set()
         self._closing = asyncio.Event()
@@ -95,22 +96,27 @@ class Hub:
         """Number of open streams that wait for new events."""
         return len(self._followers)
 
-    def admit(self, caller: Caller, *, waits: bool) -> Callable[[], None]:
+    def admit(self, caller: Caller, *, waits: bool, is_browser: bool = False) -> Callable[[], None]:
         """Counts a new stream of `caller`. Returns a function that must be called when the stream ends.
 
         A stream that `waits` for new events can stay open for days; it also counts towards the limit of the process.
+        The streams of a person's browsers (`is_browser`) count as one of the tenant, and have the limit of a key for
+        themselves: programs with the same key do not keep the pages from opening. A person is a key, or the subject of
+        an issuer's tokens.
 
         Raises:
             Problem: 429 if the key or tenant has reached its limit of streams, 503 if the process has.
         """
-        owners = [("key", caller.id, self._limits.streams_per_key)]
-        if caller.tenant is not None:
-            owners.append(("tenant", caller.tenant, self._limits.streams_per_tenant))
-        for kind, name, most in owners:
-            if self._streams[kind, name] >= most:
+        own = ("browser" if is_browser else "key", caller.id)
+        owners = [(own, self._limits.streams_per_key)]
+        if caller.tenant is not None and not (is_browser and self._streams[own]):
+            owners.append((("tenant", caller.tenant), self._limits.streams_per_tenant))
+        for owner, most in owners:
+            if self._streams[owner] >= most:
+                kind = "tenant" if owner[0] == "tenant" else "key"
                 raise over_limit(
                     f"streams_per_{kind}", most,
-                    f"{kind} {name} has {self._streams[kind, name]} streams of events and logs open; close one first",
+                    f"{kind} {owner[1]} has {self._streams[owner]} streams of events and logs open; close one first",
                     _RETRY_AFTER_S,
                 )  # fmt: skip
         if waits and self._open >= self._limits.streams:
@@ -120,15 +126,19 @@ class Hub:
                 headers={"Retry-After": str(_RETRY_AFTER_S)},
             )
         self._open += waits
-        self._streams.update((kind, name) for kind, name, _ in owners)
-        return partial(self._leave, [(kind, name) for kind, name, _ in owners], waits)
+        self._streams.update(owner for owner, _ in owners)
+        return partial(self._leave, own, caller.tenant, waits)
 
-    def _leave(self, owners: list[tuple[str, str]], waits: bool) -> None:
+    def _leave(self, own: tuple[str, str], tenant: str | None, waits: bool) -> None:
         self._open -= waits
-        for owner in owners:
-            self._streams[owner] -= 1
-            if not self._streams[owner]:
-                del self._streams[owner]
+        self._release(own)
+        if tenant is not None and not (own[0] == "browser" and self._streams[own]):
+            self._release(("tenant", tenant))
+
+    def _release(self, owner: tuple[str, str]) -> None:
+        self._streams[owner] -= 1
+        if not self._streams[owner]:
+            del self._streams[owner]
 
     @contextmanager
     def register(

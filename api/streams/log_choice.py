@@ -40,11 +40,11 @@ class LogQuery(BaseModel):
     )
     follow: bool = Field(False, description="Keep sending new lines until the workload has ended")
 
-    def wanted(self) -> LogFilter:
-        """Returns the filter for the lines of each log."""
+    def wanted(self, tail_bytes: int | None = None) -> LogFilter:
+        """Returns the filter for the lines of each log. `tail_bytes`: the most of a tail."""
         since_ms = 0 if self.since is None else int(self.since.timestamp() * 1000)
         output = None if self.output is None else TaskOutput[self.output.upper()]
-        return LogFilter(since_ms, output, (self.contains or "").encode())
+        return LogFilter(since_ms, output, (self.contains or "").encode(), tail_bytes)
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,12 @@ class LogChoice:
     newest: int
     """Number of the newest attempt, 0 if there is none."""
     query: LogQuery
+    tail_bytes: int | None = None
+    """The most of the tails of all tasks together; None: no limit."""
+
+    def wanted(self) -> LogFilter:
+        """Returns the filter for the lines of the log of each task."""
+        return self.query.wanted(None if self.tail_bytes is None else self.tail_bytes // max(1, len(self.tasks)))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import AsyncGenerator, Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from typing import Annotated
@@ -47,7 +48,12 @@ router = Router(prefix="/v1/workloads", tags=["following"])
 )
 async def logs(id: str, state: StateOf, caller: Viewer, query: Annotated[LogQuery, Query()]) -> Stream:
     """Returns the output of tasks from the region's bucket, also after the machines are gone."""
-    choice = await run_in_threadpool(choose, state, caller, id, query)
+    return await read_logs(id, state, caller, query)
+
+
+async def read_logs(id: str, state: ApiState, caller: Caller, query: LogQuery, tail_bytes: int | None = None) -> Stream:
+    """Returns the output of tasks (`logs`); of tails, at most the newest `tail_bytes`, in equal parts for all tasks."""
+    choice = replace(await run_in_threadpool(choose, state, caller, id, query), tail_bytes=tail_bytes)
     started = query.attempt or choice.newest
     if started and not choice.is_array:
         try:  # Test the store first, so that an unavailable store gives an error response, not an aborted stream.
@@ -66,7 +72,7 @@ def _open(state: ApiState, standing: LogPosition, choice: LogChoice, attempt: in
     store = state.store(standing.bucket_url)
     for job, task in choice.tasks:
         label = f"{job}/{task}| " if len(choice.tasks) > 1 else ""
-        yield TaskLog(store, log_prefix(choice.workload, attempt, job, task), label, choice.query.wanted())
+        yield TaskLog(store, log_prefix(choice.workload, attempt, job, task), label, choice.wanted())
 
 
 async def _stream(state: ApiState, caller: Caller, choice: LogChoice) -> AsyncGenerator[bytes, None]:

@@ -23,6 +23,8 @@ class LogFilter(NamedTuple):
     """None: stdout and stderr."""
     contains: bytes = b""
     """Only lines that contain these bytes."""
+    tail_bytes: int | None = None
+    """Of a tail, only the newest lines that have together at most so many bytes; None: no limit."""
 
 
 class TaskLog:
@@ -79,7 +81,20 @@ class TaskLog:
         self._offset = None  # Earlier output is skipped on purpose, so it is not reported as missing.
         taken = [line for segment, body in reversed(found) for line in self._take(segment, body)]
         taken += self.flush() if self.ended else []
-        return taken[len(taken) - min(lines, len(taken)) :]
+        return self._newest(taken[len(taken) - min(lines, len(taken)) :])
+
+    def _newest(self, lines: list[bytes]) -> list[bytes]:
+        """Returns the newest lines within `tail_bytes`, after a line that says so if there were more."""
+        most = self._wanted.tail_bytes
+        if most is None:
+            return lines
+        first, size = len(lines), 0
+        while first and (size := size + len(lines[first - 1]) + 1) <= most:
+            first -= 1
+        if not first:
+            return lines
+        kept = lines[first:] or [lines[-1][-most:]]
+        return [b"--- %solder lines are left out: the newest %d KiB are shown" % (self._label, most >> 10), *kept]
 
     def flush(self) -> list[bytes]:
         """Returns the last line of each output if it has no line end."""

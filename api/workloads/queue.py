@@ -51,9 +51,7 @@ def queue(
     state: StateOf,
     caller: Viewer,
     limit: Annotated[int, Query(ge=1, le=_MAX_QUEUE, description="Maximum number of entries")] = 1000,
-    after: Annotated[
-        int, Query(ge=0, le=_LAST, description="Only workloads behind this position; unscanned ones are left out")
-    ] = 0,
+    after: Annotated[int, Query(ge=0, le=_LAST, description="Only workloads behind this position")] = 0,
 ) -> QueueView:
     """Lists waiting workloads in the order of the last scan, each with its reasons. Unscanned workloads come last."""
     return read_queue(state, caller, limit, after)
@@ -74,10 +72,8 @@ def read_queue(state: ApiState, caller: Caller, limit: int, after: int = 0, most
             select(func.count()).select_from(waiting.with_only_columns(Workload.id).limit(most).subquery())
         )
         rows = _in_order(session, newest, waiting, caller.tenant, limit, after)
-        if len(rows) < limit and not after:
-            unseen = waiting.where(Workload.id.not_in([row.id for row in rows]))
-            unseen = unseen.order_by(Workload.submitted_at, Workload.id).limit(limit - len(rows))
-            rows += map(QueueRow._make, session.execute(unseen))
+        if len(rows) < limit:
+            rows += _unscanned(session, newest, waiting, limit - len(rows))
         whys = why_all(session, state.queue, rows)
         waits = waits_of(session, rows)
         items = [_entry(whys[row.id], row, waits[row.id]) for row in rows]
@@ -101,6 +97,18 @@ def _in_order(
         found = {row.id: row for row in map(QueueRow._make, session.execute(wanted))}
         rows += [found[id_] for _, id_ in part if id_ in found]
     return rows[:limit]
+
+
+def _unscanned(
+    session: Session, newest: published_queue.PublishedQueue, waiting: Select[Any], limit: int
+) -> list[QueueRow]:
+    """Returns the workloads that the scan has not ranked, oldest first, of the newest `_MAX_QUEUE` that wait."""
+    recent = waiting.with_only_columns(Workload.id).order_by(Workload.submitted_at.desc(), Workload.id.desc())
+    ids = list(session.scalars(recent.limit(_MAX_QUEUE)))
+    ranked = newest.find_all(ids)
+    unseen = [id_ for id_ in reversed(ids) if id_ not in ranked][:limit]
+    rows = session.execute(waiting.where(Workload.id.in_(unseen)).order_by(Workload.submitted_at, Workload.id))
+    return list(map(QueueRow._make, rows))
 
 
 def _scanned_at(newest: published_queue.PublishedQueue) -> datetime | None:

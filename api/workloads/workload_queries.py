@@ -59,6 +59,18 @@ _CURVES = 20
 _LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam("names", type_=ARRAY(Text))))
 
 
+def names_of(session: Session, caller: Caller, ids: Collection[str]) -> dict[str, str]:
+    """Returns the names of those of the workloads that the caller may see, by id; of an element, with its index."""
+    if not ids:
+        return {}
+    found = session.execute(
+        select(Workload.id, Workload.name, Workload.array_index, Workload.tenant).where(Workload.id.in_(ids))
+    )
+    return {
+        id_: name if index is None else f"{name}/{index}" for id_, name, index, tenant in found if caller.sees(tenant)
+    }
+
+
 def find(session: Session, caller: Caller, workload_id: str, *, lock: bool = False) -> Workload:
     """Returns the row of a workload. `lock`: lock the row for update.
 

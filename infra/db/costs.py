@@ -6,8 +6,8 @@ reclaims a machine, the attempt releases its machines before the tasks save, so 
 known price cost nothing and are counted separately.
 
 The costs of ended attempts are summed up by day, once for each attempt: a trigger notes an attempt when it ends
-(`functions/costs.sql`), and `count_ended` adds it. So costs are kept when workloads are deleted, and the costs of a
-tenant are those sums and what few attempts have held since.
+(`functions/costs.sql`), and `count_ended` adds it, with its preemption and lost work (`EndedTotal`). So costs are kept
+when workloads are deleted, and the costs of a tenant are those sums and what few attempts have held since.
 """
 
 from collections.abc import Sequence
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
-from sqlalchemy import ForeignKeyConstraint, text
+from sqlalchemy import BigInteger, ForeignKeyConstraint, text
 from sqlalchemy.orm import Mapped, Session, mapped_column
 
 from domain.capacity import CPU, CapacityKind
+from domain.lifecycle.retry_limits import PREEMPTIONS
 from infra.db.base import Base
 
 
@@ -35,6 +36,16 @@ class CostDay(Base):
     hours: Mapped[float]
     unpriced_h: Mapped[float]
     usd: Mapped[float]
+
+
+class EndedTotal(Base):
+    """How many ended attempts of a region were preempted, and the work that they lost. Kept for ever."""
+
+    __tablename__ = "ended_total"
+    region: Mapped[str] = mapped_column(primary_key=True)
+    """Not a foreign key, because the totals of a removed region are kept."""
+    preemptions: Mapped[int] = mapped_column(BigInteger)
+    lost_s: Mapped[float]
 
 
 class CostPending(Base):
@@ -118,6 +129,13 @@ _COSTS = text(
     group by day, tenant, capacity, resource order by day, tenant, capacity, resource
     """
 )
+_ENDED = """
+    select a.region, coalesce(a.outcome ->> 'code' = any(:codes), false)::int as preemptions,
+           coalesce(a.lost_s, 0) as lost_s
+    from attempt as a
+"""
+"""The preemption and the lost work of each attempt. An attempt without an outcome was not preempted."""
+_CODES = [code.value for code in PREEMPTIONS]
 _OWN = "select workload, attempt from attempt where workload = :workload"
 _OF_WORKLOAD = text(
     f"with {_HELD.format(cpu=CPU, runs=_OWN, begun='l.held_at')} select * from summed order by day, capacity, resource"
@@ -138,8 +156,25 @@ _COUNT = text(
         on conflict (day, tenant, capacity, resource) do update
         set hours = known.hours + excluded.hours, unpriced_h = known.unpriced_h + excluded.unpriced_h,
             usd = known.usd + excluded.usd
+    ), ended as (
+        insert into ended_total as known (region, preemptions, lost_s)
+        select region, sum(preemptions), sum(lost_s) from (
+    """
+    f"{_ENDED} join taken using (workload, attempt)"
+    """
+        ) as one group by region order by region
+        on conflict (region) do update
+        set preemptions = known.preemptions + excluded.preemptions, lost_s = known.lost_s + excluded.lost_s
     )
     select count(*) from taken
+    """
+)
+_TOTALS = text(
+    f"""
+    select region, sum(preemptions) as preemptions, sum(lost_s) as lost_s
+    from (select region, preemptions, lost_s from ended_total
+          union all {_ENDED} join cost_pending using (workload, attempt)) as one
+    group by region order by region
     """
 )
 
@@ -159,7 +194,13 @@ def costs_of(session: Session, workload: str) -> list[Cost]:
 
 def count_ended(session: Session, most: int) -> int:
     """Adds up to `most` ended attempts to the sums by day, and returns how many."""
-    return int(session.execute(_COUNT, {"most": most}).scalar_one())
+    return int(session.execute(_COUNT, {"most": most, "codes": _CODES}).scalar_one())
+
+
+def ended_totals(session: Session) -> list[tuple[str, int, float]]:
+    """Returns the preemptions of all attempts that have ended so far, and the work that they lost, by region."""
+    rows: Sequence[Any] = session.execute(_TOTALS, {"codes": _CODES}).all()
+    return [(row.region, int(row.preemptions), float(row.lost_s)) for row in rows]
 
 
 def _read(session: Session, statement: Any, asked: dict[str, Any]) -> list[Cost]:

@@ -3,8 +3,10 @@
 import re
 import time
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import event, func, select, update
+from sqlalchemy.exc import OperationalError
 
 from domain.phases import Phase
 from infra.db import outbox
@@ -98,3 +100,20 @@ async def test_the_first_page_says_what_keeps_work_from_starting(world: ApiWorld
         session.add(Restoration(made_at=func.now()))
     async with browse() as client:
         assert "nothing runs until `mizzen adopt`" in (await client.get("/console")).text
+
+
+async def test_the_first_page_without_costs(world: ApiWorld, browse: Browse) -> None:
+    """If the costs cannot be read, the page says so and shows the rest."""
+
+    def fail(_c: Any, _u: Any, statement: str, *_: Any) -> None:
+        if "cost_day" in statement:
+            raise OperationalError(statement, {}, Exception("canceling statement due to statement timeout"))
+
+    world.add_workload(Phase.PENDING, name="waits-on")
+    event.listen(world.app.state.mizzen.engine, "before_cursor_execute", fail)
+    async with browse("vision") as client:
+        text = (await client.get("/console")).text
+        assert "The costs cannot be read now." in text and "waits-on" in text
+        event.remove(world.app.state.mizzen.engine, "before_cursor_execute", fail)
+        text = (await client.get("/console")).text
+    assert "The costs cannot be read now." not in text and "$0.00" in text

@@ -6,11 +6,12 @@ from datetime import UTC, datetime, time, timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, delete, func, select, text
+from sqlalchemy import Engine, delete, func, select, text, update
 from sqlalchemy.exc import IntegrityError
 
 from domain.capacity import CapacityKind
-from infra.db.costs import CostPending, costs, costs_of, count_ended
+from domain.reasons import Reason, ReasonCode
+from infra.db.costs import CostPending, costs, costs_of, count_ended, ended_totals
 from infra.db.models import Allocation, Attempt, Cluster, ClusterPrice, Region, Workload
 from infra.db.session import transaction
 from infra.db.tenants import Tenant
@@ -201,3 +202,23 @@ def test_another_kind_of_capacity_is_refused(database: Engine) -> None:
         session.add(Region(name="r", bucket_url="file:///x"))
         session.flush()
         session.add(Cluster(region="r", name="c", capacity="stolen"))
+
+
+def test_preemptions_are_counted_once_and_kept(database: Engine) -> None:
+    """The totals are the same before and after attempts are added to the sums, and after workloads are deleted."""
+    now = datetime.now(UTC)
+    held = [("t", f"w{number}", "c1", 1, 0.0, now - timedelta(hours=1), now) for number in range(5)]
+    _write(database, held, {"c1": [(T0, {"a": 1.0}, "spot")], "c2": []})
+    with transaction(database) as session:
+        session.execute(update(Attempt).values(lost_s=2.5))
+        session.execute(update(Attempt).where(Attempt.attempt == 5).values(region="s", lost_s=None))
+        evicted = Reason(ReasonCode.EVICTED, {}).to_json()
+        session.execute(update(Attempt).where(Attempt.attempt.in_([1, 2, 5])).values(outcome=evicted))
+    wanted = [("r", 2, 10.0), ("s", 1, 0.0)]
+    for counted in (0, 2, 3, 0):
+        with transaction(database) as session:
+            assert count_ended(session, counted) == counted
+            assert ended_totals(session) == wanted
+    with transaction(database) as session:
+        session.execute(delete(Workload))
+        assert ended_totals(session) == wanted

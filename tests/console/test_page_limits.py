@@ -1,0 +1,99 @@
+"""What pages leave out, how many streams a person has, and what is compressed."""
+
+import re
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine
+
+from api.auth import Caller, Role
+from api.problems import HttpProblem
+from api.streams.hub import Hub
+from domain.phases import Phase
+from infra.config.services import LimitSettings
+from tests.api.published import publish
+from tests.api.test_logs import Shipper, placed
+from tests.api.world import ApiWorld
+from tests.console.conftest import Browse
+
+
+async def test_a_large_log_is_cut_at_its_beginning(world: ApiWorld, browse: Browse) -> None:
+    """The newest lines of each task are shown, and a line in place of the older ones; so does a search."""
+    id_ = placed(world)
+    for task in (0, 1):
+        shipper = Shipper(world.buckets["north"], id_, task=task)
+        for part in range(10):
+            shipper.ship("".join(f"line {part * 50 + n} {'x' * 2000}\n" for n in range(50)))
+        shipper.end()
+    async with browse("vision") as client:
+        text = (await client.get(f"/console/workloads/{id_}/logs")).text
+        numbers = {
+            task: list(map(int, re.findall(rf"^trainer/{task}\| line (\d+) ", text, re.MULTILINE))) for task in (0, 1)
+        }
+        for task, found in numbers.items():
+            assert found == list(range(500 - len(found), 500)) and 50 < len(found) < 70
+            assert f"--- trainer/{task}| older lines are left out: the newest 128 KiB are shown" in text
+        text = (await client.get(f"/console/workloads/{id_}/logs?task=0")).text
+        assert "the newest 256 KiB are shown" in text and "line 499 " in text and "line 300 " not in text
+        text = (await client.get(f"/console/workloads/{id_}/logs?contains=line+49")).text
+        assert "line 499 " in text and "older lines" not in text
+
+
+async def test_a_line_longer_than_the_page(world: ApiWorld, browse: Browse) -> None:
+    id_ = placed(world)
+    Shipper(world.buckets["north"], id_, task=0).ship("a" * 300_000 + "the end\n").end()
+    async with browse("vision") as client:
+        text = (await client.get(f"/console/workloads/{id_}/logs")).text
+    assert "the end" in text and len(text) < 200_000
+
+
+async def test_workloads_behind_the_ranked_ones_are_listed(world: ApiWorld, browse: Browse) -> None:
+    """Workloads that no scan has ranked yet follow the ranked ones on the last page, and on no page before."""
+    ranked = [world.add_workload(Phase.PENDING) for _ in range(60)]
+    publish(world, *((id_, 3, 0.5) for id_ in ranked))
+    new = [world.add_workload(Phase.PENDING) for _ in range(3)]
+    async with browse("vision") as client:
+        assert re.findall(r'<tr id="(.*?)"', (await client.get("/console/queue")).text) == ranked[:50]
+        page = await client.get("/console/queue?after=50")
+        assert re.findall(r'<tr id="(.*?)"', page.text) == [*ranked[50:], *new]
+        assert "More workloads" not in page.text
+        more = [world.add_workload(Phase.PENDING) for _ in range(60)]
+        page = await client.get("/console/queue?after=50")
+        assert re.findall(r'<tr id="(.*?)"', page.text) == [*ranked[50:], *new, *more[:37]]
+        assert "More workloads have no place yet" in page.text
+
+
+async def test_streams_of_browsers_count_people(database: Engine) -> None:
+    """The browsers of a person are one stream of its tenant; programs with the same key have their own limit."""
+    limits = LimitSettings(streams_per_key=3, streams_per_tenant=3)
+    hub = Hub(database, limits)
+    ada, bob, eve = (Caller(id_, Role.VIEWER, "vision", id_) for id_ in ("ada", "oidc:bob", "eve"))
+
+    def refused(caller: Caller, **more: Any) -> str:
+        with pytest.raises(HttpProblem) as problem:
+            hub.admit(caller, waits=True, **more)
+        return problem.value.detail
+
+    browsers = [hub.admit(ada, waits=True, is_browser=True) for _ in range(3)]
+    assert refused(ada, is_browser=True).startswith("key ada has 3 streams")
+    hub.admit(bob, waits=True, is_browser=True)
+    programs = hub.admit(ada, waits=True)
+    assert refused(eve, is_browser=True).startswith("tenant vision has 3 streams")
+    for leave in browsers[:2]:
+        leave()
+    assert refused(eve, is_browser=True).startswith("tenant vision has 3 streams")
+    browsers[2]()
+    hub.admit(eve, waits=True, is_browser=True)
+    programs()
+    hub.admit(ada, waits=True, is_browser=True)
+
+
+async def test_only_static_files_are_compressed(world: ApiWorld, browse: Browse) -> None:
+    """A page has a secret beside texts that others chose, so its compressed size would tell the secret (BREACH)."""
+    async with browse() as client:
+        headers = {"Accept-Encoding": "gzip"}
+        file = await client.get("/console/static/htmx.js", headers=headers)
+        assert file.headers["content-encoding"] == "gzip" and "htmx" in file.text
+        for path in ("/console", "/console/queue", "/v1/queue", "/metrics"):
+            for part in ({}, {"HX-Request": "true"}):
+                assert "content-encoding" not in (await client.get(path, headers=headers | part)).headers, path

@@ -1,0 +1,118 @@
+"""What pages say in words: labels of keys, times, names, rules of fields; who holds what a workload waits for."""
+
+import re
+
+from sqlalchemy import func
+
+from console.reading import readable
+from domain.capacity import CapacityKind
+from domain.phases import Phase
+from domain.reasons import Reason, ReasonCode
+from infra.db.models import Cluster
+from infra.db.services import ServiceReplica
+from infra.db.tenants import ApiKey
+from tests.api.calls import act
+from tests.api.world import ApiWorld
+from tests.console.conftest import Browse
+from tests.console.forms import csrf_of
+
+
+def test_sentences_have_labels_and_times() -> None:
+    asked: list[set[str]] = []
+
+    def labels(ids: set[str]) -> dict[str, str]:
+        asked.append(ids)
+        return {"0123456789ab": "ada <b>"}
+
+    text = "cancelled by 0123456789ab and key-other at 2026-03-01T19:00:00+01:00; until 2026-03-02T08:30Z"
+    assert readable(text, labels) == (
+        "cancelled by ada <b> and key-other at 2026-03-01 18:00:00 UTC; until 2026-03-02 08:30:00 UTC"
+    )
+    assert asked == [{"0123456789ab", "key-other"}]
+    assert readable("nothing to replace", labels) == "nothing to replace"
+    assert len(asked) == 1
+
+
+async def test_pages_have_the_labels_of_keys(world: ApiWorld, browse: Browse) -> None:
+    """A key sees the labels of its tenant's keys; those of others stay ids. A label is text, not markup."""
+    keys = {"ffffffffff01": ("vision", "ada <i>"), "ffffffffff02": (None, "root")}
+    ids = []
+    with world.session() as session:
+        for key, (tenant, label) in keys.items():
+            role = "submitter" if tenant else "operator"
+            session.add(ApiKey(id=key, sha256=key, role=role, tenant=tenant, label=label))
+    for key in keys:
+        reason = Reason(ReasonCode.CANCELLED_BY_USER, {"by": key}).to_json()
+        ids.append(world.add_workload(Phase.CANCELLED, reason=reason, finished_at=func.now()))
+    async with browse("vision") as client:
+        text = (await client.get("/console/workloads")).text
+        assert "cancelled by ada &lt;i&gt;" in text and "cancelled by ffffffffff02" in text and "root" not in text
+        assert "cancelled by ada &lt;i&gt;" in (await client.get(f"/console/workloads/{ids[0]}")).text
+    async with browse("auditor") as client:
+        assert "cancelled by root" in (await client.get("/console/workloads")).text
+
+
+async def test_a_wrong_name_of_a_tenant(world: ApiWorld, browse: Browse) -> None:
+    """The error says what a name may have, and shows no regular expression."""
+    async with browse() as client:
+        fields = {"csrf": csrf_of(await client.get("/console/tenants")), "name": "No Name", "level": "4", "gpus": ""}
+        text = (await client.post("/console/tenants", data=fields)).text
+    assert "must be 1 to 63 lower-case letters, digits and hyphens" in text and "[a-z" not in text
+
+
+async def test_who_uses_what_a_workload_waits_for(world: ApiWorld, browse: Browse) -> None:
+    """Tenants that the key may not see are one row; a workload that runs or needs other GPUs has no such rows."""
+    for tenant, slots in (("vision", 0b1), ("speech", 0b1110)):
+        id_ = world.add_workload(Phase.RUNNING, tenant=tenant)
+        world.add_attempt(id_, 1, "north/alpha/m1", slots)
+    waits = world.add_workload(Phase.PENDING)
+    row = r'<tr><th scope="row">([^<]+)</th><td class="number">(\d+)</td>'
+    async with browse("vision") as client:
+        for path in (f"/console/workloads/{waits}", "/console/tenants"):
+            text = (await client.get(path)).text
+            assert re.findall(row, text) == [("vision", "1"), ("other tenants", "3")], path
+            assert "speech" not in text
+    async with browse() as client:
+        text = (await client.get(f"/console/workloads/{waits}")).text
+        assert re.findall(row, text) == [("speech", "3"), ("vision", "1")]
+        assert "Who uses" not in (await client.get(f"/console/workloads/{id_}")).text
+
+
+async def test_zones_and_clusters_of_a_region(world: ApiWorld, browse: Browse) -> None:
+    with world.session() as session:
+        cluster = session.get_one(Cluster, ("north", "alpha"))
+        cluster.zone, cluster.capacity = "north-1", CapacityKind.SPOT.value
+    async with browse("vision") as client:
+        text = (await client.get("/console/fleet/north")).text
+        assert "north-1" in text and '<a href="/console/fleet/north?cluster=alpha">alpha</a>' in text
+        text = (await client.get("/console/fleet/north?cluster=alpha")).text
+        assert "/console/machines/north/alpha/m1" in text and "the whole region" in text
+        text = (await client.get("/console/fleet/north?cluster=nothing")).text
+        assert "/console/machines/" not in text
+
+
+async def test_machines_list_workloads_by_name(world: ApiWorld, browse: Browse) -> None:
+    for tenant in ("vision", "speech"):
+        id_ = world.add_workload(Phase.RUNNING, tenant=tenant, name=f"of-{tenant}")
+        world.add_attempt(id_, 1, "north/alpha/m1", 1 if tenant == "vision" else 2)
+    async with browse("vision") as client:
+        text = (await client.get("/console/machines/north/alpha/m1")).text
+    assert ">of-vision</a>" in text and "of-speech" not in text and id_ not in text
+
+
+async def test_ready_replicas_by_version_and_zone(world: ApiWorld, browse: Browse) -> None:
+    chat = {"version": 1, "name": "chat", "tenant": "vision", "service": {"replicas": 1}, "run": "serve"}
+    made = (await act(world, "/v1/services", "vision", chat)).json()["id"]
+    with world.session() as session:
+        for number, zone, ready in ((0, "north/a", True), (1, "north/a", False), (2, None, True)):
+            session.add(
+                ServiceReplica(
+                    service=made, number=number, version=1, workload=world.add_workload(Phase.RUNNING), kind="spot",
+                    zone=zone, cluster=None, usd_per_h=None, is_base=True, replaces=None, ready=ready,
+                    ready_changed_at=func.now(), first_ready_at=func.now(),
+                )
+            )  # fmt: skip
+    async with browse("vision") as client:
+        text = (await client.get(f"/console/services/{made}")).text
+    assert re.search(r"<td>north/a</td><td>spot</td><td class=\"number warn\">1 of 2</td>", text)
+    assert re.search(r"<td>shared machines</td><td>spot</td><td class=\"number\">1 of 1</td>", text)
