@@ -16,11 +16,10 @@ from temporalio.testing import ActivityEnvironment
 from activities.data import partitions, replicas
 from activities.data.copies import CopyActivities
 from domain.protocol.data import NIGHTLY, ReplicateTable
-from infra.copies import open_copy_store
+from infra.copies import copy, open_copy_store
 from infra.copies.manifest import checksummed, declared_checksum, listed, pack, unpack
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
-from mizzen.objects import copy
 from tests.activities.replicas import REQUEST, add_table, append, complete, held, keys
 from tests.activities.world import World
 

@@ -124,12 +124,12 @@ def test_a_copy_that_was_changed_is_no_copy_any_more(
     """If a copied object is changed later, its mark becomes invalid, and the next copy replaces it."""
     source.put("a/x", bytes_of(3, 3 * PART))
     copy(source, target)
-    marked = target.stat("a/x")
+    marked = target.status("a/x")
     assert marked is not None and marked.mark
     with (tmp_path / "target/a/x").open("r+b") as file:
         file.write(b"changed here")
     os.utime(tmp_path / "target/a/x", ns=(0, 0))
-    changed = target.stat("a/x")
+    changed = target.status("a/x")
     assert changed is not None and not changed.mark and changed.tag != marked.tag
     assert copy(source, target) == 3 * PART
     assert target.get("a/x") == source.get("a/x")
@@ -147,7 +147,7 @@ def test_a_file_system_without_attributes(
     monkeypatch.setattr(os, "getxattr", none)
     source.put("a/x", bytes_of(4, 3 * PART))
     assert copy(source, target) == 3 * PART
-    found = target.stat("a/x")
+    found = target.status("a/x")
     assert found is not None and found.mark == ""
     assert copy(source, target) == 0
 
