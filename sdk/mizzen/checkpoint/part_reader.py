@@ -68,7 +68,7 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
 
 def verify_part(store: ObjectStore, part: Part) -> None:
     """Read a part and verify its size and checksum, without keeping its content. Raises as `fetch_part`."""
-    for _ in stream(store, part):
+    for _ in stream(store, part, ahead=not store.is_local):
         pass
 
 

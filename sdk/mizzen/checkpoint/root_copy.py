@@ -10,6 +10,7 @@ from mizzen.checkpoint.errors import CorruptCheckpointError
 from mizzen.checkpoint.log import Log, claim
 from mizzen.checkpoint.lost_records import ensure_copy
 from mizzen.checkpoint.manifest import Manifest, Part
+from mizzen.checkpoint.part_reader import verify_part
 from mizzen.checkpoint.part_stream import stream
 from mizzen.objects.files import FileStore
 from mizzen.objects.store import Body, ObjectStore
@@ -41,11 +42,11 @@ def copy_parts(source: ObjectStore, target: ObjectStore, parts: Sequence[Part]) 
     """
     for part in parts:
         with suppress(CorruptCheckpointError):
-            _read(target, part)
+            verify_part(target, part)
             continue
         with _content(source, part) as body:
             target.put(part.key, body)
-        _read(target, part)
+        verify_part(target, part)
 
 
 def commit_copy(log: Log, manifest: Manifest) -> None:
@@ -57,18 +58,12 @@ def commit_copy(log: Log, manifest: Manifest) -> None:
     ensure_copy(log, manifest)
 
 
-def _read(store: ObjectStore, part: Part) -> None:
-    """Read a part, and compare its checksum."""
-    for _ in stream(store, part):
-        pass
-
-
 @contextmanager
 def _content(source: ObjectStore, part: Part) -> Iterator[Body]:
     """Yield the verified content of a part: the mapped file, or a temporary file for what is in a bucket."""
     with ExitStack() as stack:
         if isinstance(source, FileStore) and part.size_bytes:
-            _read(source, part)
+            verify_part(source, part)
             file = stack.enter_context(source.file(part.key))
             mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ))
             yield [stack.enter_context(memoryview(mapped))]
