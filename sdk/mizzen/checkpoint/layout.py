@@ -9,9 +9,8 @@ import contextlib
 import gc
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from mizzen.checkpoint import parts, tensorfile, trees
 from mizzen.checkpoint.gpu_copies import DEFAULT_PINNED_BYTES, GpuCopies
@@ -87,23 +86,20 @@ _Form = tuple[list[Any], list[int], list[Any]]
 """Shapes, memory addresses and types of several tensors."""
 
 
-@dataclass(frozen=True)
-class _Large:
+class _Large(NamedTuple):
     """A large tensor, which is one chunk."""
 
     leaf: int
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """Small tensors that share one chunk."""
 
     memory: memoryview
     copies: "list[_Copy]"
 
 
-@dataclass(frozen=True)
-class _Copy:
+class _Copy(NamedTuple):
     """Small tensors that are consecutive in a block and are copied by one call."""
 
     leaves: list[int]
