@@ -7,7 +7,6 @@ soon, and a machine that fails loses its tasks as well.
 
 import json
 import logging
-from dataclasses import asdict, replace
 
 from agent.records import publish
 from agent.state import StateFolder
@@ -26,8 +25,8 @@ def write_interval(run: RunFolder, interval: SiteInterval) -> None:
         ValueError: a value is out of the range that the SDK accepts. The old file stays.
     """
     clipped = {name: min(getattr(interval, name), MAX_INTERVAL_S) for name in ("interval_s", "least_s")}
-    interval = replace(interval, **clipped)
-    body = {name: value for name, value in asdict(interval).items() if value is not None}
+    interval = interval._replace(**clipped)
+    body = {name: value for name, value in interval._asdict().items() if value is not None}
     if parse(json.dumps(body).encode()) != interval:
         raise ValueError(f"{interval}: a value is out of the range that the SDK accepts")
     publish(str(run.interval_file), body)

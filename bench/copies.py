@@ -1,4 +1,4 @@
-"""copies: small objects copied by the engine (`mizzen.objects.copy`), against a simple implementation.
+"""copies: small objects copied by the engine (`infra.copies.copy`), against a simple implementation.
 
 The objects are 4 KiB of random bytes under one prefix, generated once. Each round copies all of them to an empty place:
 
@@ -29,8 +29,8 @@ import httpx
 import numpy as np
 
 from bench.harness import Bench, Figure, InvalidBenchmark, Line, Suite, interleave, medians, seconds
-from mizzen.objects import open_store
-from mizzen.objects.copy import copy_prefix
+from infra.copies import open_copy_store
+from infra.copies.copy import copy_prefix
 
 OBJECT_BYTES = 4096
 FILES, OBJECTS, THREADS = 2000, 600, 10
@@ -143,7 +143,7 @@ class _Rounds:
         return self._copied(f"s3://{self.bucket}", f"s3://{self._bucket()}")
 
     def _copied(self, source_url: str, target_url: str) -> float:
-        source, target = open_store(source_url), open_store(target_url)
+        source, target = open_copy_store(source_url), open_copy_store(target_url)
         return seconds(lambda: copy_prefix(source, target, "t/", name="bench"))
 
     def _put(self, bucket: str, number: int) -> None:

@@ -1,6 +1,7 @@
 """One rank of a gang that saves a sharded state with `mizzen.integrations.dcp`, or loads and compares it.
 
-`DCP` is `save`, `load`, or `fail`: a load that must fail and change nothing. `DCP_ROOT` is the root.
+`DCP` is `save`, `load`, `fail`: a load that must fail and change nothing, or `some`: rank 0 loads alone, and the others
+in a group of their own. `DCP_ROOT` is the root.
 """
 
 import os
@@ -38,6 +39,20 @@ if doing == "save":
     for step in (1, 2, 3):
         state = {"model": shared({name: value * step for name, value in whole.items()}), "step": step}
         save(state, storage_writer=writer.at(step))
+elif doing == "some":
+    rank = distributed.get_rank()
+    group = distributed.new_group(list(range(1, distributed.get_world_size())))
+    state = {"model": shared({name: torch.zeros_like(value) for name, value in whole.items()}), "step": 0}
+    if rank == 0:
+        load(state, storage_reader=dcp.RootReader(root, no_dist=True), no_dist=True)
+        distributed.barrier()  # So the others have not begun yet: rank 0 has waited for none of them.
+    else:
+        distributed.barrier()
+        load(state, storage_reader=dcp.RootReader(root, process_group=group), process_group=group)
+    for name, value in shared({name: value * state["step"] for name, value in whole.items()}).items():
+        found = state["model"][name]
+        pair = [one.to_local() if isinstance(one, DTensor) else one for one in (found, value)]
+        assert state["step"] == 3 and torch.equal(*pair), name
 else:
     state = {"model": shared({name: torch.zeros_like(value) for name, value in whole.items()}), "step": 0}
     reader = dcp.RootReader(root)

@@ -73,6 +73,13 @@ def test_damage_that_one_rank_finds_changes_no_rank(tmp_path: Path) -> None:
     gang("fail", tmp_path, 2)
 
 
+@pytest.mark.timeout(400)
+def test_a_load_waits_only_for_its_own_ranks(tmp_path: Path) -> None:
+    """Rank 0 loads alone while the others wait for it, which then load in a process group without rank 0."""
+    gang("save", tmp_path, 2)
+    gang("some", tmp_path, 3)
+
+
 def test_a_save_needs_a_step(tmp_path: Path) -> None:
     """Without `at(step)` a save is an error, and nothing is created."""
     with pytest.raises(CheckpointException, match=r"pass storage_writer=writer.at\(step\)"):

@@ -79,6 +79,19 @@ def test_it_goes_on_where_the_training_was(workers: int, size: int | None) -> No
         assert [batch.tolist() for batch in again] == after, cut
 
 
+def test_a_state_that_is_kept_does_not_change() -> None:
+    """A position stays where it was while the loader goes on, and while another loader goes on from it."""
+    whole = loader(0)
+    iteration = iter(whole)
+    next(iteration)
+    state = whole.state_dict()
+    expected = [batch[:, :2].tolist() for batch in iteration]
+    for _ in range(2):
+        again = loader(0)
+        again.load_state_dict(state)
+        assert [batch[:, :2].tolist() for batch in again] == expected
+
+
 def test_nothing_is_read_twice() -> None:
     """A resumed worker begins to read at the first sample that the training has not used."""
     starts: list[tuple[int, int]] = []

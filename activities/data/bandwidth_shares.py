@@ -4,7 +4,7 @@ import threading
 
 from domain.protocol.data import NIGHTLY, ON_DEMAND
 from infra.config.data import CopySettings
-from mizzen.objects.bandwidth import Bandwidth, BandwidthShare
+from infra.copies.bandwidth import Bandwidth, BandwidthShare
 
 _links: dict[tuple[str, str, CopySettings], dict[str, BandwidthShare]] = {}
 _lock = threading.Lock()

@@ -6,6 +6,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.data import checkpoint_stores
 from activities.data.bandwidth_shares import share
+from activities.data.committed_copies import copy_committed
 from activities.data.replicas import ReplicaCompletion
 from activities.heartbeat import heartbeating
 from activities.lifecycle.staging import failures_shown
@@ -14,11 +15,10 @@ from domain.protocol.activities import Activity
 from domain.protocol.data import ON_DEMAND, ReplicateTable
 from domain.protocol.workloads import CheckpointCopy
 from infra.config.settings import Settings
+from infra.copies import CopyStore, open_copy_store
 from infra.db.models import Region
 from infra.db.session import transaction
-from mizzen.checkpoint.root_copy import copy_committed, fence
-from mizzen.objects.store import ObjectStore
-from mizzen.objects.urls import open_store
+from mizzen.checkpoint.root_copy import fence
 
 
 class CopyActivities:
@@ -28,7 +28,7 @@ class CopyActivities:
         self._engine = engine
         self._settings = settings
 
-    def _checkpoints(self, workload: str, region: str, url: str | None) -> ObjectStore:
+    def _checkpoints(self, workload: str, region: str, url: str | None) -> CopyStore:
         """Opens the folder of a workload's checkpoints in a cluster's store, or in the region's bucket (None)."""
         if url is None:
             with transaction(self._engine) as session:
@@ -36,7 +36,7 @@ class CopyActivities:
             if row is None:
                 raise ApplicationError(f"region {region} does not exist", type="UnknownRegion", non_retryable=True)
             url = row.bucket_url
-        return open_store(f"{url.rstrip('/')}/{ids.checkpoint_prefix(workload)}")
+        return open_copy_store(f"{url.rstrip('/')}/{ids.checkpoint_prefix(workload)}")
 
     @activity.defn(name=Activity.COPY_CHECKPOINT.value)
     def copy_checkpoint(self, request: CheckpointCopy) -> int:

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
+from infra.copies.bandwidth import BandwidthShare
+from infra.copies.copy import Progress, Wanted, copy_objects
+from infra.copies.manifest import FolderManifest
+from infra.copies.uploads import CopyStore
 from infra.db.tables import Partition
-from mizzen.objects.bandwidth import BandwidthShare
-from mizzen.objects.copy import Progress, Wanted, copy_objects
-from mizzen.objects.manifest import FolderManifest
-from mizzen.objects.store import ObjectStore
 
 
 class WrongPartition(Exception):
@@ -18,7 +18,7 @@ class Bucket:
     """A region's bucket."""
 
     region: str
-    store: ObjectStore
+    store: CopyStore
 
 
 def bring(

@@ -20,12 +20,12 @@ from activities.data.partitions import WrongPartition, bring
 from activities.data.verification import Reading, Verifier, bucket_of
 from domain.protocol.data import NIGHTLY, ReplicateTable
 from infra.config.settings import Settings
+from infra.copies.errors import CopyFailed
 from infra.db import events, integrity, outbox
 from infra.db.catalogue import held_bytes, lacking
 from infra.db.placement_runs import home_move_began
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
-from mizzen.objects.copy_errors import CopyFailed
 from mizzen.objects.store import MissingObject
 
 _log = logging.getLogger(__name__)

@@ -13,11 +13,11 @@ from activities.rounds import RoundLog
 from domain.protocol.activities import Activity
 from domain.protocol.data import Scrub
 from infra.config.settings import Settings
+from infra.copies.bandwidth import Bandwidth, BandwidthShare
 from infra.db import integrity, outbox
 from infra.db.rounds import verification_of
 from infra.db.session import transaction
 from infra.db.tables import Partition, Replica
-from mizzen.objects.bandwidth import Bandwidth, BandwidthShare
 
 _log = logging.getLogger(__name__)
 _ROUND_S = 600.0

@@ -15,15 +15,15 @@ from sqlalchemy import Engine
 from sqlalchemy.orm import Session
 
 from activities.data.partitions import Bucket, WrongPartition
+from infra.copies import manifest, open_copy_store
+from infra.copies.bandwidth import BandwidthShare
+from infra.copies.manifest import FolderManifest
 from infra.db import integrity
 from infra.db.models import Region
 from infra.db.session import transaction
 from infra.db.tables import Partition, ReplicaPartition
-from mizzen.objects import checksums, manifest
-from mizzen.objects.bandwidth import BandwidthShare
-from mizzen.objects.manifest import FolderManifest
+from mizzen.objects import checksums
 from mizzen.objects.store import MissingObject
-from mizzen.objects.urls import open_store
 
 T = TypeVar("T")
 _AT_ONCE = 1000
@@ -194,7 +194,7 @@ class Verifier:
 
 def bucket_of(session: Session, region: str) -> Bucket:
     """Returns a region's bucket."""
-    return Bucket(region, open_store(session.get_one(Region, region).bucket_url))
+    return Bucket(region, open_copy_store(session.get_one(Region, region).bucket_url))
 
 
 class _Pace(Generic[T]):

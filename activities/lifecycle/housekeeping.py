@@ -19,6 +19,7 @@ from domain import ids
 from domain.ids import archive_key
 from domain.protocol.activities import Activity
 from infra.config.settings import Settings
+from infra.copies import CopyStore
 from infra.db import changes
 from infra.db.capacity import InstanceRow
 from infra.db.costs import count_ended
@@ -173,12 +174,12 @@ class HousekeepingActivities:
             session.execute(update(Attempt).where(own).values(store_url=None))
         store.delete(marker)
 
-    def _tidy(self, store: ObjectStore) -> None:
+    def _tidy(self, store: CopyStore) -> None:
         store.tidy()
         store.tidy_uploads(self._settings.copies.keep_unfinished_s)
 
 
-def _in_bucket(bucket: ObjectStore, regions: Sequence[str], work: Work) -> None:
+def _in_bucket(bucket: CopyStore, regions: Sequence[str], work: Work) -> None:
     """Does work in the bucket of regions. A bucket without their markers is not the right one, and must not count as
     empty: for example, its folder is not mounted on this host.
     """

@@ -9,12 +9,11 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from mizzen.objects.store import ObjectStore
-from mizzen.objects.urls import open_store
+from infra.copies import CopyStore, open_copy_store
 
 _log = logging.getLogger(__name__)
 
-Work = Callable[[ObjectStore], None]
+Work = Callable[[CopyStore], None]
 """Deletes some objects in a store."""
 
 
@@ -64,7 +63,7 @@ def _do(
 ) -> None:
     failed: list[str] = []
     try:
-        store = open_store(url)
+        store = open_copy_store(url)
         for name, work in tasks:
             if over.is_set():
                 break

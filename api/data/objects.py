@@ -12,10 +12,10 @@ from api.fleet.storage import STORAGE_ERRORS, storage_unavailable
 from api.problems import HttpProblem, ProblemType, invalid
 from api.state import ApiState
 from domain.ids import PARTITION_RULE, is_partition_name, partition_prefix, table_prefix
+from infra.copies.manifest import FolderManifest, checksummed, is_complete, manifest_of, pack, size_bytes
 from infra.db import integrity, outbox
 from infra.db.models import Region
 from mizzen.objects import checksums
-from mizzen.objects.manifest import FolderManifest, checksummed, is_complete, manifest_of, pack, size_bytes
 from mizzen.objects.store import MissingObject, ObjectInfo
 
 WHOLE = "all"

@@ -20,10 +20,10 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import View, write_audit
 from domain.ids import PARTITION_PATTERN, partition_prefix, table_prefix
+from infra.copies.manifest import declared_checksum
 from infra.db import events, integrity
 from infra.db.models import Region
 from infra.db.tables import Partition
-from mizzen.objects.manifest import declared_checksum
 
 router = Router(prefix="/v1/tables/{name}/partitions", tags=["data"], dependencies=[JsonOnly])
 MAX_APPENDED = 100

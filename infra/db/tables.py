@@ -44,7 +44,7 @@ class Partition(Base):
 
 
 class PartitionManifest(Base):
-    """Names, sizes and checksums of a partition's objects, in one packed value (`mizzen.objects.manifest`)."""
+    """Names, sizes and checksums of a partition's objects, in one packed value (`infra.copies.manifest`)."""
 
     __tablename__ = "partition_manifest"
     data_table: Mapped[str] = mapped_column(primary_key=True)

@@ -11,7 +11,7 @@ import os
 import random
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -30,8 +30,7 @@ from mizzen.checkpoint import (
 )
 from mizzen.checkpoint.background import Saving
 from mizzen.checkpoint.roots import open_root
-from mizzen.objects.store import Body, Content, CopyPlan, Fetch, ObjectInfo, ObjectStat, ObjectStore, Upload
-from mizzen.objects.store_digest import StoreDigest
+from mizzen.objects.store import Body, Fetch, ObjectInfo, ObjectStore
 
 SIDE, SLICE, SAMPLES, FIXED_BYTES = 160, 3000, 17, 64 << 10
 
@@ -236,14 +235,6 @@ class Watched(ObjectStore):
         """See `ObjectStore.opened`."""
         return self.inner.opened(key)
 
-    def content(self, info: ObjectInfo) -> Content:
-        """See `ObjectStore.content`."""
-        return self.inner.content(info)
-
-    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """See `ObjectStore.store_digest`."""
-        return self.inner.store_digest(info)
-
     def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
         """See `ObjectStore.stat_all`."""
         return self.inner.stat_all(keys)
@@ -256,21 +247,9 @@ class Watched(ObjectStore):
         """See `ObjectStore.size`."""
         return self.inner.size(key)
 
-    def stat(self, key: str) -> ObjectStat | None:
+    def stat(self, key: str) -> ObjectInfo | None:
         """See `ObjectStore.stat`."""
         return self.inner.stat(key)
-
-    def upload(self, plan: CopyPlan) -> AbstractContextManager[Upload]:
-        """See `ObjectStore.upload`."""
-        return self.inner.upload(plan)
-
-    def make_durable(self, keys: Iterable[str]) -> None:
-        """See `ObjectStore.make_durable`."""
-        self.inner.make_durable(keys)
-
-    def tidy_uploads(self, idle_s: float) -> None:
-        """See `ObjectStore.tidy_uploads`."""
-        self.inner.tidy_uploads(idle_s)
 
     def delete(self, key: str) -> None:
         """See `ObjectStore.delete`."""

@@ -17,12 +17,12 @@ from activities.data.copies import CopyActivities
 from domain.protocol.data import NIGHTLY, ON_DEMAND, ReplicateTable
 from domain.protocol.workloads import CheckpointCopy
 from infra.config.data import CopySettings
+from infra.copies import open_copy_store
+from infra.copies.bandwidth import Bandwidth
 from infra.db.tables import Replica
 from mizzen.checkpoint import Checkpointer, Manifest, StaleAttemptError, list_committed
 from mizzen.checkpoint.log import Log
-from mizzen.objects.bandwidth import Bandwidth
 from mizzen.objects.store import ObjectStore
-from mizzen.objects.urls import open_store
 from tests.activities.world import World
 
 PREFIX = "checkpoints/wl-1/"
@@ -48,7 +48,7 @@ def _copy(world: World, attempt: int = 2, beats: list[Any] | None = None) -> int
 
 
 def _root(store: ObjectStore) -> ObjectStore:
-    return open_store(store.uri(PREFIX))
+    return open_copy_store(store.uri(PREFIX))
 
 
 def _checkpoints(store: ObjectStore) -> list[Manifest]:

@@ -16,11 +16,10 @@ from temporalio.testing import ActivityEnvironment
 from activities.data import partitions, replicas
 from activities.data.copies import CopyActivities
 from domain.protocol.data import NIGHTLY, ReplicateTable
+from infra.copies import copy, open_copy_store
+from infra.copies.manifest import checksummed, declared_checksum, listed, pack, unpack
 from infra.db.tables import Partition, Replica, ReplicaPartition, Table
 from mizzen.environment import local_path
-from mizzen.objects import copy
-from mizzen.objects.manifest import checksummed, declared_checksum, listed, pack, unpack
-from mizzen.objects.urls import open_store
 from tests.activities.replicas import REQUEST, add_table, append, complete, held, keys
 from tests.activities.world import World
 
@@ -184,7 +183,7 @@ def test_checksums_are_those_of_the_documented_command(fleet: World, tmp_path: P
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(name.encode() * 7 if name != "empty" else b"")
-    store = open_store(tmp_path.as_uri())
+    store = open_copy_store(tmp_path.as_uri())
     found = checksummed(store, "ds=1/", listed(store, "ds=1/"), "sha256")
     assert declared_checksum(unpack(pack(found))) == _declared(folder)
 

@@ -13,9 +13,9 @@ from activities.data.scrub import ScrubActivities
 from activities.data.verification import OutOfTime, Reading, Verifier
 from domain.protocol.data import Scrub
 from infra.config.data import CopySettings
+from infra.copies import manifest
 from infra.db import integrity, outbox
 from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition
-from mizzen.objects import manifest
 from mizzen.objects.files import FileStore
 from tests.activities.damages import flip
 from tests.activities.placement_runs import PlacementWorld, body

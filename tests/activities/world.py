@@ -30,6 +30,7 @@ from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from domain.task_reports import TaskProgress
 from infra.config.scheduling import LifecycleSettings, SchedulerSettings
 from infra.config.settings import Settings
+from infra.copies import open_copy_store
 from infra.db import events, outbox
 from infra.db.array_rows import insert_array
 from infra.db.base import Base
@@ -40,7 +41,6 @@ from infra.db.session import transaction
 from infra.db.tables import Partition, Replica, Table
 from infra.db.tenants import Tenant
 from mizzen.objects.store import ObjectStore
-from mizzen.objects.urls import open_store
 
 GIB = 1 << 30
 WHY = {
@@ -127,12 +127,12 @@ class World:
         url = f"file://{self.folder / 'buckets' / name}"
         with self.session() as session:
             session.add(Region(name=name, bucket_url=url))
-        return open_store(url)
+        return open_copy_store(url)
 
     def bucket(self, region: str) -> ObjectStore:
         """Returns a region's bucket."""
         with self.session() as session:
-            return open_store(session.get_one(Region, region).bucket_url)
+            return open_copy_store(session.get_one(Region, region).bucket_url)
 
     def hello(self, machine: str, gpus: int = 4, **more: Any) -> Hello:
         """Returns the registration that an agent sends at its start."""

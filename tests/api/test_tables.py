@@ -7,10 +7,10 @@ from sqlalchemy import select, text
 
 from domain.instance import Reads, TetrisInstance
 from infra.config.data import CopySettings
+from infra.copies.manifest import checksummed, declared_checksum, listed, unpack
 from infra.db.logs import Audit, UsageRun
 from infra.db.models import Region
 from infra.db.tables import Partition, PartitionManifest, Replica, ReplicaPartition, Table
-from mizzen.objects.manifest import checksummed, declared_checksum, listed, unpack
 from tests.api.calls import act, get, mail
 from tests.api.world import ApiWorld, document
 from tetris.documents import read_instance, read_reads

@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from mizzen.objects import ObjectStore, open_store
+from infra.copies import CopyStore, open_copy_store
 from tests.buckets import gcs_endpoint, gcs_url, s3_endpoint, s3_url
 
 __all__ = ["gcs_endpoint", "gcs_url", "s3_endpoint", "s3_url"]
 
 
 @pytest.fixture(params=["file", "s3", "gcs"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> CopyStore:
     """Returns an empty store of each kind."""
     if request.param == "file":
-        return open_store(f"file://{tmp_path}/bucket")
+        return open_copy_store(f"file://{tmp_path}/bucket")
     url: str = request.getfixturevalue(f"{request.param}_url")
-    return open_store(url)
+    return open_copy_store(url)
 
 
 @pytest.fixture

@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from mizzen.objects import ObjectStore
-from mizzen.objects.copy import Copied, copy_object
+from infra.copies import CopyStore
+from infra.copies.copy import Copied, copy_object
 from mizzen.objects.store import Fetch
 
 PART = 1000
@@ -15,7 +15,7 @@ PART = 1000
 class Watched:
     """A source that prevents server-side copies; it counts the bytes read and calls `before` with each position."""
 
-    def __init__(self, inner: ObjectStore, before: Callable[[int], object] = lambda _: None) -> None:
+    def __init__(self, inner: CopyStore, before: Callable[[int], object] = lambda _: None) -> None:
         self._inner = inner
         self._before = before
         self.read_bytes = 0
@@ -40,9 +40,9 @@ def bytes_of(seed: int, size: int) -> bytes:
     return random.Random(seed).randbytes(size)
 
 
-def copied_object(source: Any, target: ObjectStore, key: str = "a/x", **options: Any) -> Copied:
+def copied_object(source: Any, target: CopyStore, key: str = "a/x", **options: Any) -> Copied:
     return copy_object(source, target, key, **{"name": "test", "part_bytes": PART, **options})
 
 
-def copy(source: Any, target: ObjectStore, **options: Any) -> int:
+def copy(source: Any, target: CopyStore, **options: Any) -> int:
     return copied_object(source, target, **options).moved_bytes

@@ -14,8 +14,8 @@ import traceback
 
 import mizzen.objects.gcs
 import mizzen.objects.s3  # noqa: F401  # Imported here so that each forked process need not import it.
-from mizzen.objects import open_store
-from mizzen.objects.copy import copy_object, copy_prefix
+from infra.copies import open_copy_store
+from infra.copies.copy import copy_object, copy_prefix
 
 
 def main(source_url: str, target_url: str, key: str, part_bytes: int) -> None:
@@ -27,7 +27,7 @@ def main(source_url: str, target_url: str, key: str, part_bytes: int) -> None:
         if pid == 0:
             status = 1
             try:
-                source, target = open_store(source_url), open_store(target_url)
+                source, target = open_copy_store(source_url), open_copy_store(target_url)
                 os.write(tell, b"o")
                 if key.endswith("/"):
                     copy_prefix(source, target, key, name=f"killed {asked['to']}")

@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 import pytest
 
-from mizzen.objects import open_store
-from mizzen.objects.bandwidth import Bandwidth, Order
-from mizzen.objects.copy import copy_object, copy_prefix
+from infra.copies import open_copy_store
+from infra.copies.bandwidth import Bandwidth, Order
+from infra.copies.copy import copy_object, copy_prefix
 
 BUDGET = 1000.0
 
@@ -115,7 +115,7 @@ class Hands:
 
 def test_copies_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
     """Concurrent copies on two shares together use the budget; a copy that has nothing to move uses none."""
-    source, target, hands = open_store(bucket_of("file")), open_store(bucket_of("file")), Hands()
+    source, target, hands = open_copy_store(bucket_of("file")), open_copy_store(bucket_of("file")), Hands()
     bandwidth = Bandwidth(BUDGET, clock=hands, wait=hands.wait)
     names = {"nightly": 0.5, "on demand": 0.5}
     for key in names:
@@ -139,7 +139,7 @@ def test_copies_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
 
 def test_small_objects_draw_what_they_move(bucket_of: Callable[[str], str]) -> None:
     """Small objects that are copied concurrently use the budget of their share."""
-    source, target, hands = open_store(bucket_of("file")), open_store(bucket_of("file")), Hands()
+    source, target, hands = open_copy_store(bucket_of("file")), open_copy_store(bucket_of("file")), Hands()
     bandwidth = Bandwidth(BUDGET, clock=hands, wait=hands.wait)
     for number in range(100):
         source.put(f"t/{number}", random.Random(number).randbytes(100))

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-from mizzen.objects import ObjectStore, checksums, open_store
-from mizzen.objects.copy import copy_object
+from infra.copies import CopyStore, open_copy_store
+from infra.copies.copy import copy_object
+from mizzen.objects import checksums
 from tests.objects.store_internals import blocks_bytes, raw_names
 
 ROUNDS = int(os.environ.get("MIZZEN_CHAOS_ROUNDS", "0"))
@@ -49,7 +50,7 @@ def victim(checkout: Path, source_url: str, target_url: str, key: str, part_byte
         yield Victim(process)
 
 
-def _killed(copier: Victim, source: ObjectStore, target: ObjectStore, judge: Callable[[str], object]) -> int:
+def _killed(copier: Victim, source: CopyStore, target: CopyStore, judge: Callable[[str], object]) -> int:
     """Runs and kills copies until KILLS kills took effect; returns the number of objects that were completed."""
     rng = random.Random(f"{ROUNDS} {target.uri('')[:2]}")
     full_s = copier.copy("warm")["took_s"]
@@ -79,7 +80,7 @@ def _killed(copier: Victim, source: ObjectStore, target: ObjectStore, judge: Cal
 def test_killed_at_random(kinds: tuple[str, str], bucket_of: Callable[[str], str], checkout: Path) -> None:
     """After SIGKILL at any time, a visible object is complete; the last copy succeeds and no other files remain."""
     source_url, target_url = map(bucket_of, kinds)
-    source, target = open_store(source_url), open_store(target_url)
+    source, target = open_copy_store(source_url), open_copy_store(target_url)
     body = random.Random(3).randbytes(PARTS * PART + 1)
     source.put("x", body)
 
@@ -103,7 +104,7 @@ def test_many_small_objects_killed_at_random(
 ) -> None:
     """If concurrent copies of small objects are killed, each object is absent or complete, and completed ones stay."""
     source_url, target_url = map(bucket_of, kinds)
-    source, target = open_store(source_url), open_store(target_url)
+    source, target = open_copy_store(source_url), open_copy_store(target_url)
     rng = random.Random(ROUNDS)
     bodies = {f"t/{number:03d}": rng.randbytes(rng.choice((0, 500, 4096))) for number in range(200 if ROUNDS else 60)}
     for key, body in bodies.items():
@@ -141,7 +142,7 @@ def test_many_small_objects_killed_at_random(
 def test_five_gigabytes_killed_at_random(bucket_of: Callable[[str], str], checkout: Path, tmp_path: Path) -> None:
     """A killed copy of a sparse file of 5 GiB resumes, and the copied file is sparse."""
     source_url, target_url = bucket_of("file"), bucket_of("file")
-    source, target = open_store(source_url), open_store(target_url)
+    source, target = open_copy_store(source_url), open_copy_store(target_url)
     path = Path(source.uri("x").removeprefix("file://"))
     path.parent.mkdir()
     with path.open("wb") as file:

@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from mizzen.objects import MissingObject, ObjectStore, open_store
+from infra.copies import CopyStore, open_copy_store
+from infra.copies.copy import CopyFailed, Wanted, copy_objects, copy_prefix
+from mizzen.objects import MissingObject
 from mizzen.objects import checksums as sums
-from mizzen.objects.copy import CopyFailed, Wanted, copy_objects, copy_prefix
 from tests.objects.copies import PART, Watched, bytes_of, copy
 from tests.objects.store_internals import raw_names, spoil_a_part
 
@@ -16,14 +17,14 @@ STREAMED = [("file", "file"), ("file", "s3"), ("file", "gcs")]
 
 
 @pytest.fixture
-def pair(request: pytest.FixtureRequest, bucket_of: Callable[[str], str]) -> tuple[ObjectStore, ObjectStore]:
+def pair(request: pytest.FixtureRequest, bucket_of: Callable[[str], str]) -> tuple[CopyStore, CopyStore]:
     """Returns a source store and a target store."""
-    source, target = (open_store(bucket_of(kind)) for kind in request.param)
+    source, target = (open_copy_store(bucket_of(kind)) for kind in request.param)
     return source, target
 
 
 @pytest.mark.parametrize("pair", PAIRS, indirect=True)
-def test_every_size_arrives(pair: tuple[ObjectStore, ObjectStore]) -> None:
+def test_every_size_arrives(pair: tuple[CopyStore, CopyStore]) -> None:
     """Objects of any size, from empty to many parts, are copied exactly, and no temporary files remain."""
     source, target = pair
     # Google's compose request accepts at most 32 objects.
@@ -40,7 +41,7 @@ def test_every_size_arrives(pair: tuple[ObjectStore, ObjectStore]) -> None:
 
 
 @pytest.mark.parametrize("pair", STREAMED, indirect=True)
-def test_an_interrupted_copy_goes_on(pair: tuple[ObjectStore, ObjectStore]) -> None:
+def test_an_interrupted_copy_goes_on(pair: tuple[CopyStore, CopyStore]) -> None:
     """A resumed copy does not read or store again the parts that were stored before the failure."""
     inner, target = pair
     body = bytes_of(1, 20 * PART + 1)
@@ -86,7 +87,7 @@ def test_what_s3_copied_by_itself_is_not_copied_again(pair: Any, monkeypatch: py
 
 
 @pytest.mark.parametrize("pair", STREAMED, indirect=True)
-def test_a_source_that_changes_is_noticed(pair: tuple[ObjectStore, ObjectStore]) -> None:
+def test_a_source_that_changes_is_noticed(pair: tuple[CopyStore, CopyStore]) -> None:
     """If the source changes during a copy, the copy fails and creates no object; the next copy has the new content."""
     inner, target = pair
     for size in (6 * PART, 2 * PART, None):
@@ -107,7 +108,7 @@ def test_a_source_that_changes_is_noticed(pair: tuple[ObjectStore, ObjectStore])
 
 
 @pytest.mark.parametrize("pair", [*STREAMED, ("s3", "s3")], indirect=True)
-def test_a_part_that_is_damaged_at_the_target_is_noticed(pair: tuple[ObjectStore, ObjectStore]) -> None:
+def test_a_part_that_is_damaged_at_the_target_is_noticed(pair: tuple[CopyStore, CopyStore]) -> None:
     """If a part is damaged at the target, the error has both digests, no object appears, and the next copy succeeds."""
     source, target = pair
     source.put("a/x", bytes_of(6, 4 * PART))
@@ -125,7 +126,7 @@ def test_a_part_that_is_damaged_at_the_target_is_noticed(pair: tuple[ObjectStore
 
 def test_a_part_that_is_damaged_on_its_way_is_noticed(bucket_of: Callable[[str], str]) -> None:
     """The digest in S3's response is compared with the sent bytes, for parts and for small objects."""
-    source, target = open_store(bucket_of("file")), open_store(bucket_of("s3"))
+    source, target = open_copy_store(bucket_of("file")), open_copy_store(bucket_of("s3"))
     events = target._client.meta.events  # type: ignore[attr-defined]
 
     def spoil(response_dict: dict[str, Any], **_: Any) -> None:
@@ -148,7 +149,7 @@ def test_a_part_that_is_damaged_on_its_way_is_noticed(bucket_of: Callable[[str],
 )
 def test_what_s3_copied_wrong_is_noticed(algorithm: str, message: str, bucket_of: Callable[[str], str]) -> None:
     """A wrong server-side copy is detected by S3's checksum, or by reading both objects if the source has none."""
-    source, target = open_store(bucket_of("s3")), open_store(bucket_of("s3"))
+    source, target = open_copy_store(bucket_of("s3")), open_copy_store(bucket_of("s3"))
     client, place = source._client, {"Bucket": source._bucket, "Key": source._name("a/x")}  # type: ignore[attr-defined]
     body = bytes_of(8, 3 * PART)
     if algorithm == "CRC32":
@@ -215,7 +216,7 @@ def test_another_one_finishes_first(
     kind: str, bucket_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If two processes run the same copy concurrently, one creates the object and the other one finds it."""
-    source, target = open_store(bucket_of("file")), open_store(bucket_of(kind))
+    source, target = open_copy_store(bucket_of("file")), open_copy_store(bucket_of(kind))
     source.put("a/x", bytes_of(10, 3 * PART))
     moved: list[int] = []
 
@@ -239,7 +240,7 @@ def test_another_one_finishes_first(
 @pytest.mark.parametrize("kind", ["file", "s3", "gcs"])
 def test_what_nobody_goes_on_with_is_tidied(kind: str, bucket_of: Callable[[str], str]) -> None:
     """Tidying removes uploads that have been idle for the given time; a newer upload stays and can be resumed."""
-    source, target = open_store(bucket_of("file")), open_store(bucket_of(kind))
+    source, target = open_copy_store(bucket_of("file")), open_copy_store(bucket_of(kind))
     source.put("a/x", bytes_of(11, 6 * PART))
 
     def stop(done: int, _: int) -> None:
@@ -262,7 +263,7 @@ def test_what_nobody_goes_on_with_is_tidied(kind: str, bucket_of: Callable[[str]
 
 def test_the_same_content_is_not_copied(bucket_of: Callable[[str], str]) -> None:
     """An existing object with the same content is not copied again; one with other content is replaced."""
-    source, target = open_store(bucket_of("s3")), open_store(bucket_of("gcs"))
+    source, target = open_copy_store(bucket_of("s3")), open_copy_store(bucket_of("gcs"))
     source.put("a/x", bytes_of(12, 3 * PART))
     target.put("a/x", source.get("a/x"))
     assert copy(source, target) == 0
@@ -274,7 +275,7 @@ def test_the_same_content_is_not_copied(bucket_of: Callable[[str], str]) -> None
 @pytest.mark.parametrize("algorithm", ["xxh3_128", "sha256"])
 def test_a_checksum_that_is_known_decides(algorithm: str, bucket_of: Callable[[str], str]) -> None:
     """A given checksum decides: another content is an error, and a target that has it is not read from the source."""
-    inner, target = open_store(bucket_of("file")), open_store(bucket_of("file"))
+    inner, target = open_copy_store(bucket_of("file")), open_copy_store(bucket_of("file"))
     body = bytes_of(14, 2 * PART + 5)
     inner.put("a/x", body)
     good, bad = (sums.checksum(algorithm, [content]) for content in (body, b"other"))
@@ -288,7 +289,7 @@ def test_a_checksum_that_is_known_decides(algorithm: str, bucket_of: Callable[[s
 
 def test_what_cannot_be_copied_is_said(bucket_of: Callable[[str], str]) -> None:
     """A missing object, an object of another size and an invalid part size are errors that name them."""
-    source, target = open_store(bucket_of("file")), open_store(bucket_of("file"))
+    source, target = open_copy_store(bucket_of("file")), open_copy_store(bucket_of("file"))
     with pytest.raises(MissingObject, match="no object 'a/x' at file://"):
         copy(source, target)
     source.put("a/x", b"12345")
@@ -301,7 +302,7 @@ def test_what_cannot_be_copied_is_said(bucket_of: Callable[[str], str]) -> None:
 
 def test_objects_under_a_prefix(bucket_of: Callable[[str], str]) -> None:
     """Exactly the objects below the prefix are copied, progress counts their bytes, and a wrong size is an error."""
-    source, target = open_store(bucket_of("file")), open_store(bucket_of("file"))
+    source, target = open_copy_store(bucket_of("file")), open_copy_store(bucket_of("file"))
     bodies = {f"t/{n:02d}": bytes_of(n, 100 * n) for n in range(6)} | {"t/deeper/x": b"[]"}
     for key, body in bodies.items():
         source.put(key, body)

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from bench import buckets
-from mizzen.objects import ObjectStore, checksums, open_store, retries
-from mizzen.objects.copy import Copied, CopyFailed, DamagedSource, copy_prefix
+from infra.copies import CopyStore, open_copy_store
+from infra.copies.copy import Copied, CopyFailed, DamagedSource, copy_prefix
+from mizzen.objects import checksums, retries
 from tests.objects.copies import PART, bytes_of, copied_object, copy
 from tests.objects.faulty import Answer, Proxy, proxy
 from tests.objects.store_internals import raw_names
@@ -25,18 +26,18 @@ def s3_link(s3_endpoint: buckets.EmulatorEndpoint) -> Iterator[Proxy]:
 
 
 @pytest.fixture
-def far(s3_link: Proxy, bucket_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> ObjectStore:
+def far(s3_link: Proxy, bucket_of: Callable[[str], str], monkeypatch: pytest.MonkeyPatch) -> CopyStore:
     """Returns an empty S3 store behind the proxy."""
     monkeypatch.setattr(retries, "_PAUSE_S", 0.0)
     url = bucket_of("s3")
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_link.url)
-    return open_store(url)
+    return open_copy_store(url)
 
 
 @pytest.fixture
-def near(bucket_of: Callable[[str], str]) -> ObjectStore:
+def near(bucket_of: Callable[[str], str]) -> CopyStore:
     """Returns an empty store in a folder."""
-    return open_store(bucket_of("file"))
+    return open_copy_store(bucket_of("file"))
 
 
 def flip(answer: Answer) -> None:
@@ -59,7 +60,7 @@ def put_in_parts(store: Any, body: bytes, part_bytes: int) -> None:
 @pytest.mark.parametrize("put_bytes", [None, 700, 3 * PART])
 @pytest.mark.parametrize("size", [PART, 5 * PART + 1])
 def test_flipped_bytes_are_noticed(
-    size: int, put_bytes: int | None, s3_link: Proxy, far: ObjectStore, near: ObjectStore
+    size: int, put_bytes: int | None, s3_link: Proxy, far: CopyStore, near: CopyStore
 ) -> None:
     """A flipped byte from S3 is an error with both digests, for whole and multipart objects of any number of parts."""
     body = bytes_of(size, size)
@@ -77,7 +78,7 @@ def test_flipped_bytes_are_noticed(
     assert copied_object(far, near) == Copied("a/x", size, 0, "md5")
 
 
-def test_bytes_that_a_killed_copy_read_are_in_the_digest(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
+def test_bytes_that_a_killed_copy_read_are_in_the_digest(s3_link: Proxy, far: CopyStore, near: CopyStore) -> None:
     """Damage that was read before an interruption is detected by the resumed copy."""
     far.put("a/x", bytes_of(1, 6 * PART))
     s3_link.fault = flip
@@ -97,7 +98,7 @@ def test_bytes_that_a_killed_copy_read_are_in_the_digest(s3_link: Proxy, far: Ob
 
 def test_flipped_bytes_from_google_are_noticed(
     gcs_endpoint: buckets.EmulatorEndpoint,
-    near: ObjectStore,
+    near: CopyStore,
     bucket_of: Callable[[str], str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -105,7 +106,7 @@ def test_flipped_bytes_from_google_are_noticed(
     with proxy(gcs_endpoint.url) as link:
         url = bucket_of("gcs")
         monkeypatch.setenv("STORAGE_EMULATOR_HOST", link.url)
-        far = open_store(url)
+        far = open_copy_store(url)
         for size in (PART, 3 * PART):
             far.put("a/x", bytes_of(size, size))
             link.fault = flip
@@ -117,9 +118,9 @@ def test_flipped_bytes_from_google_are_noticed(
             near.delete("a/x")
 
 
-def test_what_no_store_vouches_for_is_told(bucket_of: Callable[[str], str], near: ObjectStore) -> None:
+def test_what_no_store_vouches_for_is_told(bucket_of: Callable[[str], str], near: CopyStore) -> None:
     """Copies from a folder, which has no digests, are unverified without a given checksum; S3 objects have digests."""
-    far, bodies = open_store(bucket_of("s3")), {f"t/{n}": bytes_of(n, 100) for n in range(6)}
+    far, bodies = open_copy_store(bucket_of("s3")), {f"t/{n}": bytes_of(n, 100) for n in range(6)}
     for key, body in bodies.items():
         near.put(key, body)
     told: list[Copied] = []
@@ -133,13 +134,13 @@ def test_what_no_store_vouches_for_is_told(bucket_of: Callable[[str], str], near
         assert copied_object(near, far, key, checksum=checksum) == Copied(key, size, 0, "sha256")
     with pytest.raises(DamagedSource, match=r"a/y: sha256:\w+, expected sha256:0"):
         copied_object(near, far, "a/y", to="b", checksum="sha256:0")
-    other = open_store(bucket_of("s3"))
+    other = open_copy_store(bucket_of("s3"))
     told.clear()
     copy_prefix(far, other, "t/", name="t", copied=told.append)
     assert told == [Copied(key, 100, 100, "md5") for key in bodies]
 
 
-def test_bodies_that_are_cut_are_continued(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
+def test_bodies_that_are_cut_are_continued(s3_link: Proxy, far: CopyStore, near: CopyStore) -> None:
     """A truncated response is continued at the first missing byte, any number of times, as long as bytes arrive."""
     for size in (9 * retries._PROGRESS_BYTES, 20 * retries._PROGRESS_BYTES):
         body = bytes_of(2, size)
@@ -159,7 +160,7 @@ def test_bodies_that_are_cut_are_continued(s3_link: Proxy, far: ObjectStore, nea
 
 
 @pytest.mark.parametrize("size", [3 * PART, PART])
-def test_bodies_without_progress_end_the_copy(size: int, s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
+def test_bodies_without_progress_end_the_copy(size: int, s3_link: Proxy, far: CopyStore, near: CopyStore) -> None:
     """If responses deliver no bytes, the copy fails after `retries.TRIES` requests and creates no object."""
     far.put("a/x", bytes_of(3, size))
 
@@ -176,7 +177,7 @@ def test_bodies_without_progress_end_the_copy(size: int, s3_link: Proxy, far: Ob
 
 
 @pytest.mark.parametrize("lie", ["all of it", "another range", "too short", "too long"])
-def test_lies_about_lengths(lie: str, s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
+def test_lies_about_lengths(lie: str, s3_link: Proxy, far: CopyStore, near: CopyStore) -> None:
     """If a response ignores the range, has another one, or has a wrong length, the copy fails and creates no object."""
     far.put("a/x", bytes_of(4, 3 * PART))
     far.put("a/small", bytes_of(4, PART))
@@ -199,7 +200,7 @@ def test_lies_about_lengths(lie: str, s3_link: Proxy, far: ObjectStore, near: Ob
     assert near.stat(key) is None and list(near.list("")) == []
 
 
-def test_a_store_that_is_busy_is_asked_again(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
+def test_a_store_that_is_busy_is_asked_again(s3_link: Proxy, far: CopyStore, near: CopyStore) -> None:
     """Requests that get a 503 response are retried, and the copy succeeds."""
     far.put("a/x", bytes_of(5, 3 * PART))
     seen: set[tuple[str, str, str]] = set()
@@ -218,7 +219,7 @@ def test_a_store_that_is_busy_is_asked_again(s3_link: Proxy, far: ObjectStore, n
 
 @pytest.mark.parametrize(("code", "status"), [("SignatureDoesNotMatch", 403), ("InvalidAccessKeyId", 403)])
 def test_wrong_credentials_name_the_bucket(
-    code: str, status: int, s3_link: Proxy, far: ObjectStore, near: ObjectStore
+    code: str, status: int, s3_link: Proxy, far: CopyStore, near: CopyStore
 ) -> None:
     """If S3 rejects the credentials, the error has the bucket, the region and the endpoint."""
     near.put("a/x", b"body")
@@ -243,7 +244,7 @@ def test_wrong_credentials_name_the_bucket(
 
 
 def test_no_credentials_name_the_bucket(
-    bucket_of: Callable[[str], str], near: ObjectStore, monkeypatch: pytest.MonkeyPatch
+    bucket_of: Callable[[str], str], near: CopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """If there are no credentials, the error has the bucket and the region."""
     url = bucket_of("s3")
@@ -254,10 +255,10 @@ def test_no_credentials_name_the_bucket(
     monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
     near.put("a/x", b"body")
     with pytest.raises(Exception, match=rf"no credentials for s3://{url.split('/')[2]} \(region us-east-1, http"):
-        copy(near, open_store(url))
+        copy(near, open_copy_store(url))
 
 
-def test_small_objects_are_copied_at_the_same_time(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
+def test_small_objects_are_copied_at_the_same_time(s3_link: Proxy, far: CopyStore, near: CopyStore) -> None:
     """Eight small objects are copied concurrently: the store responds only after it has received eight requests."""
     bodies = {f"a/{n:02d}": bytes_of(n, 50) for n in range(16)}
     for key, body in bodies.items():
@@ -276,7 +277,7 @@ def test_small_objects_are_copied_at_the_same_time(s3_link: Proxy, far: ObjectSt
     assert requests <= 16 + 16 + 4, "too many requests: expected a put and a get for each object, and listings"
 
 
-def test_one_that_fails_ends_the_copy(s3_link: Proxy, far: ObjectStore, near: ObjectStore) -> None:
+def test_one_that_fails_ends_the_copy(s3_link: Proxy, far: CopyStore, near: CopyStore) -> None:
     """After a failed object, running copies finish and no new ones start; the next call copies the missing objects."""
     for n in range(60):
         far.put(f"a/{n:02d}", bytes_of(n, 50))

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from mizzen.objects import open_store
-from mizzen.objects.copy import CopyInUse, copy_object, copy_prefix
-from mizzen.objects.files import FileStore
+from infra.copies import open_copy_store
+from infra.copies.copy import CopyInUse, copy_object, copy_prefix
+from infra.copies.files import FileCopyStore
 from tests.objects.copies import PART, Watched, bytes_of, copy
 from tests.objects.store_internals import blocks_bytes, raw_names
 
@@ -18,13 +18,13 @@ MIB = 1 << 20
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "source")
+def source(tmp_path: Path) -> FileCopyStore:
+    return FileCopyStore(tmp_path / "source")
 
 
 @pytest.fixture
-def target(tmp_path: Path) -> FileStore:
-    return FileStore(tmp_path / "target")
+def target(tmp_path: Path) -> FileCopyStore:
+    return FileCopyStore(tmp_path / "target")
 
 
 def _sparse(path: Path, size: int) -> None:
@@ -37,7 +37,7 @@ def _sparse(path: Path, size: int) -> None:
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_holes_stay_holes(streamed: bool, source: FileStore, target: FileStore, tmp_path: Path) -> None:
+def test_holes_stay_holes(streamed: bool, source: FileCopyStore, target: FileCopyStore, tmp_path: Path) -> None:
     """A copy of a sparse file is identical and sparse, copied by the kernel or through this process."""
     _sparse(tmp_path / "source/a/x", 40 * MIB)
     copy_object(Watched(source) if streamed else source, target, "a/x", name="test", part_bytes=MIB)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def test_holes_stay_holes(streamed: bool, source: FileStore, target: FileStore, 
     assert blocks_bytes(tmp_path / "target/a/x") <= (4 * MIB if streamed else MIB)
 
 
-def test_the_kernel_copies(source: FileStore, target: FileStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_kernel_copies(source: FileCopyStore, target: FileCopyStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Between folders the kernel copies the bytes, unless the file systems do not support it."""
     source.put("a/x", bytes_of(1, 3 * PART))
     reader = Watched(source)
@@ -64,7 +64,7 @@ def test_the_kernel_copies(source: FileStore, target: FileStore, monkeypatch: py
     assert reader.read_bytes == 0
 
 
-def test_one_process_at_a_time(source: FileStore, target: FileStore) -> None:
+def test_one_process_at_a_time(source: FileCopyStore, target: FileCopyStore) -> None:
     """A second process cannot run the same copy or tidy its staged files; a copy with another name can run."""
     source.put("a/x", bytes_of(2, 3 * PART))
 
@@ -81,7 +81,7 @@ def test_one_process_at_a_time(source: FileStore, target: FileStore) -> None:
 
 
 def test_names_are_durable_when_a_copy_has_ended(
-    source: FileStore, target: FileStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: FileCopyStore, target: FileCopyStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each object is fsynced before it gets its name; each folder is fsynced once, after the last rename in it.
 
@@ -113,28 +113,30 @@ def test_names_are_durable_when_a_copy_has_ended(
     synced = done[named[-1] + 1 :]
     assert ("sync", str(tmp_path / "target" / "b")) in synced and ("sync", str(tmp_path / "target")) in synced
     done.clear()
-    copy_prefix(source, FileStore(tmp_path / "target"), "", name="t")
+    copy_prefix(source, FileCopyStore(tmp_path / "target"), "", name="t")
     assert done.count(("sync", str(tmp_path / "target" / "a"))) == 1
     assert not [what for what in done if what[0] == "name"]
 
 
-def test_a_copy_that_was_changed_is_no_copy_any_more(source: FileStore, target: FileStore, tmp_path: Path) -> None:
+def test_a_copy_that_was_changed_is_no_copy_any_more(
+    source: FileCopyStore, target: FileCopyStore, tmp_path: Path
+) -> None:
     """If a copied object is changed later, its mark becomes invalid, and the next copy replaces it."""
     source.put("a/x", bytes_of(3, 3 * PART))
     copy(source, target)
-    marked = target.stat("a/x")
+    marked = target.status("a/x")
     assert marked is not None and marked.mark
     with (tmp_path / "target/a/x").open("r+b") as file:
         file.write(b"changed here")
     os.utime(tmp_path / "target/a/x", ns=(0, 0))
-    changed = target.stat("a/x")
+    changed = target.status("a/x")
     assert changed is not None and not changed.mark and changed.tag != marked.tag
     assert copy(source, target) == 3 * PART
     assert target.get("a/x") == source.get("a/x")
 
 
 def test_a_file_system_without_attributes(
-    source: FileStore, target: FileStore, monkeypatch: pytest.MonkeyPatch
+    source: FileCopyStore, target: FileCopyStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without extended attributes, an existing copy is recognised by its content."""
 
@@ -145,7 +147,7 @@ def test_a_file_system_without_attributes(
     monkeypatch.setattr(os, "getxattr", none)
     source.put("a/x", bytes_of(4, 3 * PART))
     assert copy(source, target) == 3 * PART
-    found = target.stat("a/x")
+    found = target.status("a/x")
     assert found is not None and found.mark == ""
     assert copy(source, target) == 0
 
@@ -153,6 +155,6 @@ def test_a_file_system_without_attributes(
 def test_keys_of_the_stores_own(bucket_of: Callable[[str], str]) -> None:
     """Keys below `.staging` are reserved in every kind of store."""
     for kind in ("file", "s3", "gcs"):
-        store = open_store(bucket_of(kind))
+        store = open_copy_store(bucket_of(kind))
         with pytest.raises(ValueError, match=r"'\.staging/x': \.staging is reserved for the store"):
             store.put(".staging/x", b"")

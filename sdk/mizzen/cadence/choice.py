@@ -1,8 +1,7 @@
 """Chooses an interval between saves, with the values that it is based on and sentences that explain it."""
 
-from dataclasses import dataclass
 from math import floor, isfinite
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from mizzen.cadence.formula import (
     best_interval_s,
@@ -18,8 +17,7 @@ from mizzen.cadence.interruptions import Mtbf
 Rule: TypeAlias = Literal["told", "site", "young", "daly", "mtbf", "write", "end"]
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A chosen interval between saves, with the reasons."""
 
     mtbf: Mtbf

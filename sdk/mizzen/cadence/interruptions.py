@@ -14,9 +14,8 @@ machine. A mean time that applies to the whole gang is not divided by N.
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isfinite
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, NamedTuple, TypeAlias, TypeVar
 
 Source: TypeAlias = Literal["scheduler", "hazard", "platform"]
 
@@ -33,8 +32,7 @@ _HOUR_S = 3600.0
 _Number = TypeVar("_Number", int, float)
 
 
-@dataclass(frozen=True)
-class Mtbf:
+class Mtbf(NamedTuple):
     """The mean time between interruptions of the whole gang."""
 
     mtbf_s: float
@@ -43,8 +41,7 @@ class Mtbf:
     """The source of the number, as the end of a sentence."""
 
 
-@dataclass(frozen=True)
-class Prior:
+class Prior(NamedTuple):
     """The default mean time between interruptions of a platform, used until a better value is known."""
 
     hours: float

@@ -24,9 +24,8 @@ import os
 import stat
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from math import isfinite
-from typing import Any
+from typing import Any, NamedTuple
 
 INTERVAL_FILE = "MIZZEN_INTERVAL_FILE"
 LOOK_PERIOD_S = 1.0
@@ -37,8 +36,7 @@ MAX_BYTES = 4096
 _MAX_HAZARD_PER_H = 3600.0
 
 
-@dataclass(frozen=True)
-class SiteInterval:
+class SiteInterval(NamedTuple):
     """The content of the file."""
 
     interval_s: float

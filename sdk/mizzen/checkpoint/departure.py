@@ -8,9 +8,8 @@ agreements depends on agreed numbers alone.
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
@@ -36,8 +35,7 @@ class StepAction(IntEnum):
     """Exit without a save: there is no time for one."""
 
 
-@dataclass(frozen=True)
-class Sender:
+class Sender(NamedTuple):
     """The parts that one process can send ahead, and how it sends them."""
 
     can: bool
@@ -52,8 +50,7 @@ class Sender:
     """Makes the running save of a step fail instead of waiting for other ranks."""
 
 
-@dataclass(frozen=True)
-class _Numbers:
+class _Numbers(NamedTuple):
     """The numbers from which all ranks make the same decision. None: not known."""
 
     left_s: float | None

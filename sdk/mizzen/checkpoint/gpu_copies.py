@@ -11,8 +11,7 @@ Tensors for which the GPU has no room are copied to the host at once, and so are
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mizzen.checkpoint.snapshot import anonymous, move
 from mizzen.checkpoint.tensors import live_memory, loaded
@@ -28,8 +27,7 @@ _RESERVE = 32
 _COPYING_THREADS = 2
 
 
-@dataclass(frozen=True)
-class _Group:
+class _Group(NamedTuple):
     """Tensors that were copied within the GPU, and must still be copied to the host."""
 
     copy: Any

@@ -7,11 +7,10 @@ are copied in batches. The resulting file is identical to the one of `parts.enco
 
 import contextlib
 import gc
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, NamedTuple
 
 from mizzen.checkpoint import parts, tensorfile, trees
 from mizzen.checkpoint.gpu_copies import DEFAULT_PINNED_BYTES, GpuCopies
@@ -23,6 +22,8 @@ _LEAST = 64
 """Minimum number of tensors of a part whose layout is cached; also the minimum number of tensors in a copy piece."""
 _PIECES = 8
 """Small tensors are copied in this many pieces by two threads: one core does not saturate the memory bandwidth."""
+_SERIAL = 32768
+"""Elements from which torch concatenates in several threads, in a way that takes longer for many small tensors."""
 _FIRST_PIECES = 2
 """Pieces in the first copy: a second thread makes it while this thread holds the GIL and compares the other tensors."""
 
@@ -81,42 +82,41 @@ class Encoder:
         )
 
 
-_Form = tuple[list[Any], list[Any], list[int], list[Any]]
-"""Shapes, strides, memory addresses and types of several tensors."""
+_Form = tuple[list[Any], list[int], list[Any]]
+"""Shapes, memory addresses and types of several tensors."""
 
 
-@dataclass(frozen=True)
-class _Large:
+class _Large(NamedTuple):
     """A large tensor, which is one chunk."""
 
     leaf: int
 
 
-@dataclass(frozen=True)
-class _Block:
+class _Block(NamedTuple):
     """Small tensors that share one chunk."""
 
     memory: memoryview
     copies: "list[_Copy]"
 
 
-@dataclass(frozen=True)
-class _Copy:
+class _Copy(NamedTuple):
     """Small tensors that are consecutive in a block and are copied by one call."""
 
     leaves: list[int]
     form: _Form
     targets: list[Any]
-    """One target for each tensor; or a single one-dimensional target if all tensors have one dimension and one type."""
+    """One target for each tensor; empty if all tensors have one dimension and one type."""
+    runs: list[tuple[int, int, Any]]
+    """Otherwise, runs of tensors (start, end) and a one-dimensional target for each run."""
 
     def make(self, sources: list[Any]) -> None:
         """Copy `sources` into the block. Their form must equal `form`, because the block is sized for it."""
         torch = loaded("torch")
         with torch.no_grad():
-            if len(self.targets) < len(sources):
-                torch.cat(sources, out=self.targets[0])  # Takes half the time of separate copies.
-            else:
+            if self.targets:
                 torch._foreach_copy_(self.targets, sources)
+            for low, high, target in self.runs:
+                torch.cat(sources[low:high], out=target)  # Takes half the time of separate copies.
 
 
 class _Layout:
@@ -149,6 +149,12 @@ class _Layout:
         self._others = [leaf for leaf in range(len(flat.leaves)) if leaf not in copied]
         """Tensors that are not copied: large ones, empty ones, and further occurrences of the same tensor."""
         self._form = _form([flat.leaves[leaf][1] for leaf in self._others])
+        places = [value.data_ptr() for _, value in flat.leaves]
+        seen = Counter(places)
+        shared = [leaf for leaf, place in enumerate(places) if seen[place] > 1]
+        self._strided = sorted({*self._others, *shared})
+        """Tensors whose strides matter: those that are not copied, and those that may be the same tensor as another."""
+        self._strides = [flat.leaves[leaf][1].stride() for leaf in self._strided]
         self._scalars = ""
         self._head = b""
         """The file's header for the current `_scalars`."""
@@ -187,7 +193,7 @@ class _Layout:
                     ready.append((copy, sources))
                     # Copying may start before all forms are compared: if a later form differs, the blocks are dropped.
                     helper = helper or workers.submit(_make_all, ready)
-                if _form([values[leaf] for leaf in self._others]) != self._form or not self._large_as_stored(values):
+                if not self._others_unchanged(values):
                     return False
             except RuntimeError:  # A tensor no longer has memory of its own, for example because it is sparse now.
                 return False
@@ -195,6 +201,11 @@ class _Layout:
             if helper is not None:
                 helper.result()
         return True
+
+    def _others_unchanged(self, values: Sequence[Any]) -> bool:
+        strides = [values[leaf].stride() for leaf in self._strided]
+        same = _form([values[leaf] for leaf in self._others]) == self._form and strides == self._strides
+        return same and self._large_as_stored(values)
 
     def _large_as_stored(self, values: Sequence[Any]) -> bool:
         """Return whether the large tensors are contiguous and on the CPU, so that they are written without a copy."""
@@ -210,11 +221,13 @@ class _Layout:
         for piece, flat in _pieces(group):
             leaves, high = [leaf for leaf, _ in piece], low + sum(value.nbytes for _, value in piece)
             # The widest types come first, so each begins at a multiple of its own width.
-            targets = [block[low:high].view(piece[0][1].dtype)] if flat else []
+            targets: list[Any] = []
             for _, value in () if flat else piece:
                 targets.append(block[low : low + value.nbytes].view(value.dtype).view(value.shape))
                 low += value.nbytes
-            copies.append(_Copy(leaves, _form([value for _, value in piece]), targets))
+            values = [value for _, value in piece]
+            runs = list(_runs(values, block[low:high].view(values[0].dtype))) if flat else []
+            copies.append(_Copy(leaves, _form(values), targets, runs))
             low = high
         if low:
             self._chunks.append(_Block(live_memory(block), copies))
@@ -241,6 +254,17 @@ def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]
             low, first = high, size
 
 
+def _runs(tensors: list[Any], target: Any) -> Iterator[tuple[int, int, Any]]:
+    """Yield start and end of runs of one-dimensional tensors, and the target of each run."""
+    low = start = at = 0
+    for high, tensor in enumerate(tensors):
+        if at + len(tensor) - start >= _SERIAL and high > low:
+            yield low, high, target[start:at]
+            low, start = high, at
+        at += len(tensor)
+    yield low, len(tensors), target[start:at]
+
+
 def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
     """Make the copies that the other thread has not started yet: two threads share the copying."""
     while ready:
@@ -264,7 +288,9 @@ def _no_collection() -> Iterator[None]:
 
 
 def _form(tensors: Sequence[Any]) -> _Form:
-    """Return shapes, strides, addresses and types of tensors, to detect whether they have changed since the last save.
+    """Return shapes, addresses and types of tensors, to detect whether they have changed since the last save.
+
+    A copy is in C order, whatever the strides of its source: see `_Layout._strided` for those that matter.
 
     Raises:
         RuntimeError: a tensor has no memory of its own, for example because it is sparse.
@@ -273,7 +299,6 @@ def _form(tensors: Sequence[Any]) -> _Form:
     # `map` is faster than a loop: there may be ten thousand tensors.
     return (
         list(map(kind.shape.__get__, tensors)),
-        list(map(kind.stride, tensors)),
         list(map(kind.data_ptr, tensors)),
         list(map(kind.dtype.__get__, tensors)),
     )

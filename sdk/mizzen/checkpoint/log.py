@@ -17,7 +17,7 @@ import re
 import time
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError, StaleAttemptError
 from mizzen.checkpoint.manifest import Claim, Manifest, Record, parse
@@ -28,8 +28,7 @@ _PAUSES_S = (0.0, 0.01, 0.1, 1.0)
 _KEY = re.compile(r"log/(\d{10,})\.json")
 
 
-@dataclass(frozen=True)
-class LogEntry:
+class LogEntry(NamedTuple):
     """A record and its number in the log."""
 
     number: int
@@ -39,8 +38,7 @@ class LogEntry:
     """Why the record cannot be used, if it is damaged."""
 
 
-@dataclass(frozen=True)
-class Claimed:
+class Claimed(NamedTuple):
     """The result of a claim."""
 
     attempt: int

@@ -9,7 +9,7 @@ training must not start from nothing then, and must not remove the parts.
 import os
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from mizzen.checkpoint.errors import CheckpointError, CorruptCheckpointError
 from mizzen.checkpoint.log import Log, claim, readable
@@ -86,8 +86,7 @@ def last_attempt(log: Log) -> int:
     return max((int(folder) for folder in folders if folder.isdigit()), default=0)
 
 
-@dataclass(frozen=True)
-class Repair:
+class Repair(NamedTuple):
     """The result of a repair."""
 
     rebuilt: tuple[Manifest, ...]

@@ -9,10 +9,9 @@ import ctypes
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import or_
-from typing import Any
+from typing import Any, NamedTuple
 
 from mizzen.checkpoint import parts, tensorfile, trees
 from mizzen.checkpoint.tensors import WIDTHS, live_memory, loaded, plain_types
@@ -20,8 +19,7 @@ from mizzen.checkpoint.tensors import WIDTHS, live_memory, loaded, plain_types
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_.-]+")
 
 
-@dataclass(frozen=True)
-class ModuleLayout:
+class ModuleLayout(NamedTuple):
     """The tensors of a live torch module, and the head of the file that a save of the module would write now."""
 
     head: bytes

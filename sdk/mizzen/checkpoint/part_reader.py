@@ -10,9 +10,8 @@ import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
 from struct import error as StructError
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from mizzen.checkpoint import tensorfile
 from mizzen.checkpoint.errors import CorruptCheckpointError
@@ -40,8 +39,7 @@ _HEAD_BYTES = 64 << 10
 _MAPPED_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(NamedTuple):
     """A range of a part, and the buffers that its bytes fill, in order."""
 
     start: int
@@ -68,7 +66,7 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
 
 def verify_part(store: ObjectStore, part: Part) -> None:
     """Read a part and verify its size and checksum, without keeping its content. Raises as `fetch_part`."""
-    for _ in stream(store, part):
+    for _ in stream(store, part, ahead=not store.is_local):
         pass
 
 

@@ -1,8 +1,10 @@
 """Reads a part piece by piece and verifies its checksum. Memory use does not depend on the size of the part."""
 
 from collections import deque
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, Literal, TypeAlias
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, MissingLibraryError
 from mizzen.checkpoint.log import readable
@@ -10,9 +12,6 @@ from mizzen.checkpoint.manifest import Part
 from mizzen.objects import checksums
 from mizzen.objects.store import Fetch, MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
-
-if TYPE_CHECKING:
-    from concurrent.futures import Future
 
 Damage: TypeAlias = Literal["missing", "size", "checksum", "unreadable"]
 
@@ -35,10 +34,11 @@ class DamagedPart(CorruptCheckpointError):
         return DamagedPart, (self.what, str(self))
 
 
-def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
+def stream(store: ObjectStore, part: Part, *, ahead: bool = True) -> Iterator[memoryview]:
     """Yield the content of a part in pieces, in order. A piece is valid until the next one is requested.
 
-    The checksum is compared after the last piece. Do not trust any piece before the iterator has ended.
+    The checksum is compared after the last piece. Do not trust any piece before the iterator has ended. `ahead`: other
+    threads fetch the next pieces meanwhile. To verify a local file, that costs more than it saves.
 
     Raises:
         DamagedPart: the part is missing, or differs from what was committed.
@@ -57,8 +57,8 @@ def stream(store: ObjectStore, part: Part) -> Iterator[memoryview]:
             if size_bytes:
                 # The workers are stopped before the object is closed: they must not read from a closed file.
                 piece_bytes = _LOCAL_BYTES if store.is_local else _PIECE_BYTES
-                count = min(_AHEAD, -(-size_bytes // piece_bytes))
-                with store.opened(part.key) as fetch, Workers(count) as workers:
+                count = min(_AHEAD, -(-size_bytes // piece_bytes)) if ahead else 1
+                with store.opened(part.key) as fetch, Workers(count) if ahead else nullcontext() as workers:
                     for piece in _pieces(fetch, workers, count, part, piece_bytes):
                         digest.update(piece)
                         yield piece
@@ -88,21 +88,22 @@ def expected_digest(part: Part) -> tuple[Any, str]:
         raise MissingLibraryError(f"{part.key}: {error}") from None
 
 
-def _pieces(fetch: Fetch, workers: Workers, count: int, part: Part, piece_bytes: int) -> Iterator[memoryview]:
+def _pieces(fetch: Fetch, workers: Workers | None, count: int, part: Part, piece_bytes: int) -> Iterator[memoryview]:
     starts = iter(range(0, part.size_bytes, piece_bytes))
-    waiting: deque[tuple[memoryview, memoryview, Future[int]]] = deque()
+    waiting: deque[tuple[memoryview, memoryview, Callable[[], int]]] = deque()
 
     def ask(memory: memoryview) -> None:
         start = next(starts, None)
         if start is not None:
             piece = memory[: part.size_bytes - start]
-            waiting.append((memory, piece, workers.submit(fetch, piece, start)))
+            done = partial(fetch, piece, start) if workers is None else workers.submit(fetch, piece, start).result
+            waiting.append((memory, piece, done))
 
     for _ in range(count):
         ask(memoryview(bytearray(min(piece_bytes, part.size_bytes))))
     while waiting:
         memory, piece, done = waiting.popleft()
-        if done.result() != len(piece):
+        if done() != len(piece):
             raise DamagedPart("size", f"{part.key} ends before its {part.size_bytes:,} bytes")
         yield piece
         ask(memory)

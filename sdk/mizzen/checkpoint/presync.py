@@ -15,6 +15,7 @@ numbers: the ranks agree on them (`mizzen.checkpoint.departure`).
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from mizzen.checkpoint.parts import Chunk
 
@@ -43,8 +44,7 @@ class Turn(Enum):
     """Save for the last time."""
 
 
-@dataclass(frozen=True)
-class Unsent:
+class Unsent(NamedTuple):
     """A part that the next save has to write: its size, and a sample of its content."""
 
     size_bytes: int

@@ -4,7 +4,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mizzen.checkpoint import parts
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
@@ -42,8 +42,7 @@ class Checkpoint:
         return self.manifest.attempt
 
 
-@dataclass(frozen=True)
-class Skipped:
+class Skipped(NamedTuple):
     """A checkpoint that was skipped, and the reason."""
 
     name: str

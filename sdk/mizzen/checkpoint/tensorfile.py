@@ -11,9 +11,8 @@ import json
 import math
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from mizzen.checkpoint.tensors import SMALL_BYTES, WIDTHS, Stored
 from mizzen.objects.store import Chunk
@@ -86,8 +85,7 @@ def _joined(small: list[Chunk]) -> list[Chunk]:
     return [joined] if joined else []
 
 
-@dataclass(frozen=True)
-class TensorEntry:
+class TensorEntry(NamedTuple):
     """The header's entry for one tensor."""
 
     name: str

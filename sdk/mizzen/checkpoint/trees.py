@@ -28,8 +28,7 @@ import math
 import sys
 from collections import Counter, OrderedDict, deque, namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
 from mizzen.checkpoint.tensorfile import METADATA, Tensors
@@ -44,8 +43,7 @@ _PLAIN: dict[type, Callable[[Any], Any]] = {str: str.__str__, int: int, float: f
 _LIBRARIES: dict[str, Library] = {"$numpy": "numpy", "$torch": "torch"}
 
 
-@dataclass(frozen=True)
-class Flat:
+class Flat(NamedTuple):
     """A tree as JSON, and the tensors and bytes that were taken out of it."""
 
     text: str

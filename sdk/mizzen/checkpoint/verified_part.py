@@ -1,7 +1,8 @@
 """A part that is verified but not loaded yet: a restore changes nothing before all parts are verified."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from mizzen.checkpoint.errors import CheckpointError
 from mizzen.checkpoint.manifest import Part
@@ -15,8 +16,7 @@ IN_PLACE_BYTES = 64 << 20
 _TRIES = 3
 
 
-@dataclass(frozen=True)
-class VerifiedPart:
+class VerifiedPart(NamedTuple):
     """A verified part with the layout of a live module."""
 
     part: Part

@@ -321,7 +321,7 @@ class Writer:
 
         Raises:
             StaleAttemptError: a newer attempt has claimed the root.
-            CopyFailed: the copy of a part differs from the original.
+            CheckpointError: a part or its copy is damaged.
             Exception: an error of a store.
         """
         from mizzen.checkpoint.root_copy import copy_parts  # rarely needed

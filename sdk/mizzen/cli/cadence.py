@@ -2,7 +2,6 @@
 
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import asdict
 from math import isfinite
 from typing import Any
 
@@ -38,7 +37,12 @@ def _run(given: Namespace) -> int:
         ends_in_s=given.ends_in_s,
     )
     overhead = chosen.overhead if isfinite(chosen.overhead) else None
-    body = {**asdict(chosen), "overhead": overhead, "sentences": list(chosen.sentences())}
+    body = {
+        **chosen._asdict(),
+        "mtbf": chosen.mtbf._asdict(),
+        "overhead": overhead,
+        "sentences": list(chosen.sentences()),
+    }
     emit_one(given, body, lambda: "\n".join(chosen.sentences()), name=str(chosen.steps))
     return Exit.OK
 

@@ -280,7 +280,7 @@ def _part(found: Checkpoints, part: Part, others: Sequence[Manifest], problem: P
     tensors = None
     if part.kind == "tensors" and problem is None:
         try:
-            tensors = [asdict(tensor) for tensor in found.tensors(part)]
+            tensors = [tensor._asdict() for tensor in found.tensors(part)]
         except CorruptCheckpointError as error:
             wrong = str(error)
     shared = [other.name for other in others if any(one.key == part.key for one in other.parts)]

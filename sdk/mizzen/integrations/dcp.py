@@ -171,8 +171,17 @@ class RootWriter(StorageWriter):
 class RootReader(StorageReader):
     """Loads a checkpoint that `RootWriter` has saved, with any number of ranks."""
 
-    def __init__(self, uri: str | os.PathLike[str], step: int | None = None) -> None:
-        """Open the root. All ranks load the same checkpoint: the newest one of `step`, or of all steps.
+    def __init__(
+        self,
+        uri: str | os.PathLike[str],
+        step: int | None = None,
+        *,
+        process_group: distributed.ProcessGroup | None = None,
+        no_dist: bool = False,
+    ) -> None:
+        """Open the root. All ranks of the load read the same checkpoint: the newest one of `step`, or of all steps.
+
+        `process_group` and `no_dist` are those of the call of `load`, which does not tell them to its reader.
 
         Raises:
             ValueError: the URI is malformed.
@@ -181,6 +190,8 @@ class RootReader(StorageReader):
         super().__init__()
         self._checkpoints = open_checkpoints(uri)
         self._asked = step
+        self._group = process_group
+        self._is_alone = no_dist or not distributed.is_initialized()
         self.manifest: Manifest | None = None
         """The checkpoint that is loaded."""
 
@@ -191,13 +202,14 @@ class RootReader(StorageReader):
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
         """Return DCP's metadata of the checkpoint that rank 0 has chosen, after its checksum was verified."""
         chosen: list[Any] = [None]
-        if not distributed.is_initialized() or distributed.get_rank() == 0:
+        if self._is_alone or distributed.get_rank(self._group) == 0:
             try:
                 chosen = [self._checkpoints.get(self._asked)]
             except CheckpointError as error:
                 chosen = [error]  # The other ranks wait for the choice.
-        if distributed.is_initialized():
-            distributed.broadcast_object_list(chosen, src=0)
+        if not self._is_alone:
+            first = 0 if self._group is None else distributed.get_global_rank(self._group, 0)
+            distributed.broadcast_object_list(chosen, src=first, group=self._group)
         if isinstance(chosen[0], CheckpointError):
             raise chosen[0]
         self.manifest = chosen[0]
@@ -229,7 +241,7 @@ class RootReader(StorageReader):
         for item in plan.items:
             wanted.setdefault(self._pieces[item.storage_index].part, []).append(item)
         store, held = self._checkpoints.store, dict[Part, memoryview]()
-        with _agreed():
+        with self._agreed():
             for part in wanted:
                 if store.is_local:
                     verify_part(store, part)
@@ -242,6 +254,25 @@ class RootReader(StorageReader):
         done: Future[None] = Future()
         done.set_result(None)
         return done
+
+    @contextmanager
+    def _agreed(self) -> Iterator[None]:
+        """Raise an error of this rank, or one that another rank of the load has met at the same time."""
+        mine: Exception | None = None
+        try:
+            yield
+        except Exception as error:
+            mine = error
+        told = None if mine is None else str(mine)
+        found: list[str | None] = [told]
+        if not self._is_alone:
+            found = [None] * distributed.get_world_size(self._group)
+            distributed.all_gather_object(found, told, group=self._group)
+        if mine is not None:
+            raise mine
+        for rank, theirs in enumerate(found):
+            if theirs is not None:
+                raise CheckpointError(f"rank {rank} cannot load its parts: {theirs}")
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
@@ -256,26 +287,6 @@ def _name(rank: int) -> str:
 def _memory(tensor: torch.Tensor) -> memoryview:
     """Return the bytes of a tensor in C order on the CPU."""
     return memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
-
-
-@contextmanager
-def _agreed() -> Iterator[None]:
-    """Raise an error of this rank, or one that another rank has met at the same time."""
-    mine: Exception | None = None
-    try:
-        yield
-    except Exception as error:
-        mine = error
-    told = None if mine is None else str(mine)
-    found: list[str | None] = [told]
-    if distributed.is_initialized():
-        found = [None] * distributed.get_world_size()
-        distributed.all_gather_object(found, told)
-    if mine is not None:
-        raise mine
-    for rank, theirs in enumerate(found):
-        if theirs is not None:
-            raise CheckpointError(f"rank {rank} cannot load its parts: {theirs}")
 
 
 def _copying(content: memoryview) -> Fetch:

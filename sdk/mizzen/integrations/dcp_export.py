@@ -34,7 +34,7 @@ def export(found: Checkpoints, manifest: Manifest, folder: Path, rank: int | Non
     state: dict[str, Any] = {}
     if any(part.name == PLAN for part in manifest.parts):
         planner: Any = _EmptyStateDictLoadPlanner()
-        reader = RootReader(found.root, manifest.step)
+        reader = RootReader(found.root, manifest.step, no_dist=True)
         try:
             _load_state_dict(state, storage_reader=reader, planner=planner, no_dist=True)
         except CheckpointException as error:  # torch wraps the error of the reader, or quotes it.

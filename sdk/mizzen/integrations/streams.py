@@ -209,8 +209,8 @@ class StreamPosition(DataPosition, IterableDataset[Any]):
         self.last, self.states, self._ended = self.workers - 1, {}, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the training."""
-        state = super().state_dict()
+        """Return the position of the training. It stays as it is while the training continues."""
+        state = {**super().state_dict(), "states": dict(self.states)}
         if not self.position and not self._in_workers and self.start is None:
             state["start"] = copy.deepcopy(self.dataset.state_dict())
         return state
@@ -226,7 +226,7 @@ class StreamPosition(DataPosition, IterableDataset[Any]):
             raise StateError(f"the saved epoch was read by {workers} workers; set num_workers={workers} until it ends")
         now = self.workers
         super().load_state_dict(state)
-        self.workers, self._ended = now, False
+        self.workers, self._ended, self.states = now, False, dict(self.states)
         if not self.position:
             self.last = now - 1
 

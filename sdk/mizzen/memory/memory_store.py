@@ -11,7 +11,6 @@ bucket may read the checkpoints anyway. If the root is removed, a new one has an
 While parts are read, a failing server counts as one that does not have the part.
 """
 
-import io
 import json
 import mmap
 import os
@@ -19,10 +18,10 @@ import socket
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.environment import local_path
@@ -30,16 +29,12 @@ from mizzen.memory.connection import MemoryServer, held_folder, remote_server, s
 from mizzen.objects.disk import read
 from mizzen.objects.store import (
     Body,
-    Content,
-    CopyPlan,
     Fetch,
     MissingObject,
     ObjectInfo,
-    ObjectStat,
     ObjectStore,
     chunks_of,
 )
-from mizzen.objects.store_digest import StoreDigest
 from mizzen.objects.workers import Workers
 
 FOLDER = "memory/"
@@ -322,12 +317,12 @@ class MemoryStore(ObjectStore):
             asked = [workers.submit(ask, server) for server in servers]
             return {key: size for one in asked for key, size in one.result().items()}
 
-    def stat(self, key: str) -> ObjectStat | None:
+    def stat(self, key: str) -> ObjectInfo | None:
         """Return the size of an object; see `ObjectStore.stat`."""
         if not key.startswith(_PARTS):
             return self._bucket.stat(FOLDER + key)
         size = self._sizes(key).get(key)
-        return None if size is None else ObjectStat(size, "", "")
+        return None if size is None else ObjectInfo(key, size, "")
 
     def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
         """Return nothing: `stat` is used; see `ObjectStore.stat_all`."""
@@ -346,32 +341,11 @@ class MemoryStore(ObjectStore):
         """Return the URI of an object; see `ObjectStore.uri`."""
         return f"memory+{self._bucket.uri(key)}"
 
-    def make_durable(self, keys: Iterable[str]) -> None:
-        """Do nothing: memory is not durable."""
-
     def forget(self, key: str) -> None:
         """Do nothing: parts are not in the page cache."""
 
     def tidy(self) -> None:
         """Do nothing: there are no temporary files."""
-
-    def tidy_uploads(self, idle_s: float) -> None:
-        """Do nothing, as `tidy`."""
-
-    def content(self, info: ObjectInfo) -> Content:
-        """Refuse: copies between roots read other stores."""
-        self._refuse()
-
-    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """Refuse, as `content`."""
-        self._refuse()
-
-    def upload(self, plan: CopyPlan) -> NoReturn:
-        """Refuse, as `content`."""
-        self._refuse()
-
-    def _refuse(self) -> NoReturn:
-        raise io.UnsupportedOperation(f"{self.uri('')}: objects cannot be copied from or to the memory of machines")
 
     def _missing(self, key: str) -> MissingObject:
         return MissingObject(f"no memory server has {key!r} of {self._bucket.uri('')}")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 MAX_WORDS = 500
 """The platform's message is truncated to this many characters."""
@@ -62,8 +62,7 @@ class Notice:
         return other.ends_at_s is None or self.ends_at_s < other.ends_at_s
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(NamedTuple):
     """The time from a platform's notice until it stops the machine or process, and where the figure comes from."""
 
     seconds: float
@@ -93,8 +92,7 @@ class Window:
         return cls(seconds, name)
 
 
-@dataclass(frozen=True)
-class Decision:
+class Decision(NamedTuple):
     """Whether to save now (`flush`), and the reason as one sentence."""
 
     flush: bool

@@ -3,7 +3,7 @@
 import random
 import sys
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore, check_key
 
@@ -66,14 +66,11 @@ class CloudStore(ObjectStore):
             found[info.key] = info
         return {key: found.get(key) for key in wanted[1:] if key <= reached}
 
-    def make_durable(self, keys: Iterable[str]) -> None:
-        """Do nothing: acknowledged objects are durable. See `ObjectStore.make_durable`."""
-
     def forget(self, key: str) -> None:
         """Do nothing: there is no page cache. See `ObjectStore.forget`."""
 
     def tidy(self) -> None:
-        """Do nothing: a cloud cannot tell whether a writer has died. See `tidy_uploads` and `ObjectStore.tidy`."""
+        """Do nothing: a cloud cannot tell whether a writer has died. See `ObjectStore.tidy`."""
 
     def _name(self, key: str) -> str:
         return self._prefix + check_key(key)

@@ -6,14 +6,17 @@ COMMAND, if it is given, replaces this process.
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from mizzen.objects.copy import Wanted, copy_object, copy_objects
-from mizzen.objects.files import FileStore
+from mizzen.objects.store import Fetch, ObjectInfo, ObjectStore
 from mizzen.objects.urls import open_store
+from mizzen.objects.workers import AT_ONCE, Workers
 
-_NAME = "fetch"
+_PIECE_BYTES = 8 << 20
+_SOURCE = "user.mizzen.source"
+"""Extended attribute of a file: the object, its version, and the file's modification time after the copy."""
 
 
 class NothingThere(Exception):
@@ -33,16 +36,58 @@ def fetch(url: str, path: Path) -> int:
     if last and (found := (above := open_store(f"{bucket}/{parent}")).stat(last)) is not None:
         if path.is_dir():
             raise NothingThere(f"{url} is an object, and {path} is a folder: write a path below ~/ for it")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        copy_object(above, FileStore(path.parent), last, name=_NAME, to=path.name)
-        return found.size_bytes
+        return _download(above, [(found, path)])
     source = open_store(url)
     # Consoles of clouds make empty objects whose names end in a slash, to show folders.
-    wanted = [Wanted(one.key, one.size_bytes) for one in source.list("") if not one.key.endswith("/")]
+    wanted = [(one, path / one.key) for one in source.list("") if not one.key.endswith("/")]
     if not wanted:
         raise NothingThere(f"{url}: the bucket has no such object and no such folder")
-    path.mkdir(parents=True, exist_ok=True)
-    return copy_objects(source, FileStore(path), wanted, name=_NAME)
+    return _download(source, wanted)
+
+
+def _download(source: ObjectStore, wanted: list[tuple[ObjectInfo, Path]]) -> int:
+    """Copy small objects concurrently, and large ones one after the other, in concurrent pieces."""
+    large = [one for one in wanted if one[0].size_bytes > _PIECE_BYTES]
+    with Workers(AT_ONCE) as workers, Workers(AT_ONCE) as readers:
+        small = [workers.submit(_copy, source, *one) for one in wanted if one[0].size_bytes <= _PIECE_BYTES]
+        for done in small:
+            done.result()
+        for info, path in large:
+            _copy(source, info, path, readers)
+    return sum(info.size_bytes for info, _ in wanted)
+
+
+def _copy(source: ObjectStore, info: ObjectInfo, path: Path, readers: Workers | None = None) -> None:
+    mark = f"{source.uri(info.key)} {info.tag}"
+    with suppress(OSError, AttributeError):
+        if os.getxattr(path, _SOURCE).decode() == f"{mark} {path.stat().st_mtime_ns}":
+            return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with staged.open("wb") as file, source.opened(info.key) as read:
+            starts = range(0, max(1, info.size_bytes), _PIECE_BYTES)
+            if readers is None:
+                count = _bring(read, file.fileno(), info, 0)
+            else:
+                pieces = [readers.submit(_bring, read, file.fileno(), info, start) for start in starts]
+                count = sum(piece.result() for piece in pieces)
+            os.fsync(file.fileno())
+        if count != info.size_bytes:
+            raise OSError(f"{source.uri(info.key)} changed during the copy: {count} of {info.size_bytes} bytes")
+        staged.replace(path)
+    finally:
+        staged.unlink(missing_ok=True)
+    with suppress(OSError, AttributeError):
+        os.setxattr(path, _SOURCE, f"{mark} {path.stat().st_mtime_ns}".encode())
+
+
+def _bring(read: Fetch, descriptor: int, info: ObjectInfo, start: int) -> int:
+    piece = memoryview(bytearray(min(_PIECE_BYTES, info.size_bytes - start)))
+    count, done = read(piece, start), 0
+    while done < count:
+        done += os.pwrite(descriptor, piece[done:count], start + done)
+    return count
 
 
 def main(words: list[str]) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from itertools import groupby
 from pathlib import Path
+from typing import BinaryIO
 from urllib.parse import quote
 
 from mizzen.objects.disk import (
@@ -15,7 +16,6 @@ from mizzen.objects.disk import (
     abandoned,
     advise,
     held,
-    idle,
     in_memory,
     lock,
     make_folders,
@@ -23,24 +23,17 @@ from mizzen.objects.disk import (
     sync_folder,
     write,
 )
-from mizzen.objects.file_upload import SUFFIX, FileUpload, WholeFile, mark_of, open_staged
 from mizzen.objects.store import (
     STAGING,
     Body,
-    ChangedObject,
-    Content,
-    CopyPlan,
     Fetch,
     MissingObject,
     ObjectInfo,
-    ObjectStat,
     ObjectStore,
-    Upload,
     check_key,
     check_prefix,
     holds,
 )
-from mizzen.objects.store_digest import StoreDigest
 
 _NO_OBJECT = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENXIO, errno.EISDIR}
 """Errors of paths that are no objects: missing, below a file, a symbolic link, a socket, a folder."""
@@ -49,6 +42,8 @@ _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.E
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _STATS = 256
 """Objects of a listing that are looked up at once."""
+UPLOADS = ".upload"
+"""Suffix of the staged files of copies, which are kept until they have been idle for long."""
 _RACES = 100
 """Tries of a put if concurrent deletes remove its folder."""
 
@@ -106,31 +101,33 @@ class FileStore(ObjectStore):
                 return holds(self, key, body)
         return True
 
+    def file(self, key: str) -> BinaryIO:
+        """Open the file of an object for reading.
+
+        Raises:
+            MissingObject: there is no such object.
+        """
+        return os.fdopen(self._open(key), "rb")
+
     def forget(self, key: str) -> None:
         """Drop an object from the page cache; see `ObjectStore.forget`."""
-        with suppress(OSError, MissingObject), os.fdopen(self._open(key), "rb") as file:
+        with suppress(OSError, MissingObject), self.file(key) as file:
             advise(file.fileno(), "POSIX_FADV_DONTNEED")
 
     def tidy(self) -> None:
         """Remove temporary files that no writer has locked; see `ObjectStore.tidy`."""
         for path in self._staging():
-            if path.suffix != SUFFIX:
-                _remove_if(path, abandoned)
-
-    def tidy_uploads(self, idle_s: float) -> None:
-        """Remove abandoned uploads; see `ObjectStore.tidy_uploads`."""
-        for path in self._staging():
-            if path.suffix == SUFFIX:
-                _remove_if(path, lambda descriptor: lock(descriptor) is not False and idle(descriptor, idle_s))
+            if path.suffix != UPLOADS:
+                remove_if(path, abandoned)
 
     def get(self, key: str) -> bytes:
         """Return an object's content; see `ObjectStore.get`."""
-        with os.fdopen(self._open(key), "rb") as file:
+        with self.file(key) as file:
             return file.read()
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
         """Return a range of an object; see `ObjectStore.get_range`."""
-        with os.fdopen(self._open(key), "rb") as file:
+        with self.file(key) as file:
             file.seek(start)
             return file.read(max(0, end - start))
 
@@ -160,24 +157,6 @@ class FileStore(ObjectStore):
 
             yield fetch
 
-    def content(self, info: ObjectInfo) -> Content:
-        """Read one version of a small object; see `ObjectStore.content`. The result has no digest."""
-        body = bytearray(info.size_bytes)
-        try:
-            descriptor = self._open(info.key)
-        except MissingObject:
-            raise ChangedObject(self.uri(info.key)) from None
-        try:
-            if read(descriptor, body, 0) < len(body) or _tag(os.fstat(descriptor)) != info.tag:
-                raise ChangedObject(self.uri(info.key))
-        finally:
-            os.close(descriptor)
-        return Content(body, None)
-
-    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """Return None: a file system stores no digest. See `ObjectStore.store_digest`."""
-        return None
-
     def stat_all(self, keys: Sequence[str]) -> dict[str, ObjectInfo | None]:
         """Look up several keys; see `ObjectStore.stat_all`. Each folder is opened only once."""
         found = dict[str, ObjectInfo | None].fromkeys(keys)
@@ -190,50 +169,17 @@ class FileStore(ObjectStore):
         folder, _, _ = check_prefix(prefix).rpartition("/")
         yield from self._walk(f"{folder}/" if folder else "", prefix, after)
 
-    def stat(self, key: str) -> ObjectStat | None:
-        """Return size, tag and mark of an object; see `ObjectStore.stat`.
-
-        The mark is an extended attribute, if the file system supports these.
-        """
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Return size and tag of an object; see `ObjectStore.stat`."""
         try:
             descriptor = self._open(key)
         except MissingObject:
             return None
         try:
             status = os.fstat(descriptor)
-            return ObjectStat(status.st_size, _tag(status), mark_of(descriptor))
+            return ObjectInfo(key, status.st_size, tag_of(status))
         finally:
             os.close(descriptor)
-
-    @contextmanager
-    def upload(self, plan: CopyPlan) -> Iterator[Upload]:
-        """Start or resume an upload; see `ObjectStore.upload`.
-
-        Writes a staged file and renames it. From another folder the kernel copies.
-        """
-        path = self._path(plan.key)
-        make_folders(self._root)
-        with ExitStack() as stack:
-            staged = stack.enter_context(held(self._root, self._root / STAGING, [])) / f"{plan.mark}{SUFFIX}"
-            descriptor = open_staged(staged, plan)
-            stack.callback(os.close, descriptor)
-
-            def publish() -> None:
-                self._place(path, plan.key, staged.replace)
-
-            if plan.parts <= 1:
-                yield WholeFile(plan, staged, descriptor, publish)
-                return
-            source = None
-            if isinstance(plan.source, FileStore):
-                source = plan.source._open(plan.source_key)
-                stack.callback(os.close, source)
-            yield FileUpload(plan, staged, descriptor, source, publish)
-
-    def make_durable(self, keys: Iterable[str]) -> None:
-        """Make the names of uploaded objects durable; see `ObjectStore.make_durable`. Syncs each folder once."""
-        for folder in {self._path(key).parent for key in keys}:
-            self._make_durable(folder)
 
     def delete(self, key: str) -> None:
         """Remove an object; see `ObjectStore.delete`. Also removes folders that become empty."""
@@ -402,7 +348,8 @@ def _clash(key: str) -> ValueError:
     return ValueError(f"object key {key!r}: an object and a folder cannot have the same name")
 
 
-def _tag(status: os.stat_result) -> str:
+def tag_of(status: os.stat_result) -> str:
+    """Return the version of a file; see `ObjectInfo.tag`."""
     return f"{status.st_size}-{status.st_mtime_ns}-{status.st_ino}"
 
 
@@ -413,10 +360,11 @@ def _info(key: str, path: Path) -> ObjectInfo | None:
         if error.errno in _NO_OBJECT:
             return None
         raise
-    return ObjectInfo(key, status.st_size, _tag(status)) if stat.S_ISREG(status.st_mode) else None
+    return ObjectInfo(key, status.st_size, tag_of(status)) if stat.S_ISREG(status.st_mode) else None
 
 
-def _remove_if(path: Path, unneeded: Callable[[int], bool]) -> None:
+def remove_if(path: Path, unneeded: Callable[[int], bool]) -> None:
+    """Remove a staged file if `unneeded` returns so for its descriptor."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:

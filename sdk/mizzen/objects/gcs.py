@@ -3,7 +3,6 @@
 import json
 import os
 import warnings
-from base64 import b64decode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -21,22 +20,15 @@ from google.oauth2.credentials import Credentials
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.cloud_store import CloudStore, detach
-from mizzen.objects.gcs_upload import MARK, Parts, Rewrite, tidy_uploads
 from mizzen.objects.store import (
     STAGING,
     Body,
-    ChangedObject,
-    Content,
-    CopyPlan,
     Fetch,
     ObjectInfo,
-    ObjectStat,
-    Upload,
     check_prefix,
     chunks_of,
     holds,
 )
-from mizzen.objects.store_digest import StoreDigest, algorithms
 
 _EMULATOR = "STORAGE_EMULATOR_HOST"
 _TOKEN_FILE = "MIZZEN_GCS_TOKEN_FILE"
@@ -108,33 +100,6 @@ class GCSStore(CloudStore):
 
         yield fetch
 
-    def content(self, info: ObjectInfo) -> Content:
-        """Read one version of a small object; see `ObjectStore.content`.
-
-        The client library resumes truncated responses.
-        """
-        blob = self._version(info)
-        try:
-            body = bytearray(blob.download_as_bytes(checksum=None))
-        except NotFound:
-            raise ChangedObject(self.uri(info.key)) from None
-        if len(body) != info.size_bytes:
-            raise ChangedObject(self.uri(info.key))
-        return Content(body, _vouched(blob))
-
-    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """Return the store's digest of an object; see `ObjectStore.store_digest`."""
-        try:
-            return _vouched(self._version(info))
-        except ChangedObject:
-            return None
-
-    def _version(self, info: ObjectInfo) -> Any:
-        blob = self._bucket.get_blob(self._name(info.key))
-        if blob is None or str(blob.generation) != info.tag:
-            raise ChangedObject(self.uri(info.key))
-        return blob
-
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """List objects by prefix; see `ObjectStore.list`."""
         asked = {"prefix": self._prefix + check_prefix(prefix)}
@@ -145,34 +110,10 @@ class GCSStore(CloudStore):
             if key > after and not key.startswith(f"{STAGING}/"):
                 yield ObjectInfo(key, int(blob.size), str(blob.generation))
 
-    def stat(self, key: str) -> ObjectStat | None:
-        """Return size, tag and mark of an object; see `ObjectStore.stat`.
-
-        The mark is stored as metadata of the object.
-        """
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Return size and tag of an object; see `ObjectStore.stat`."""
         blob = self._bucket.get_blob(self._name(key))
-        if blob is None:
-            return None
-        return ObjectStat(int(blob.size), str(blob.generation), (blob.metadata or {}).get(MARK, ""))
-
-    @contextmanager
-    def upload(self, plan: CopyPlan) -> Iterator[Upload]:
-        """Start or resume an upload; see `ObjectStore.upload`.
-
-        Rewrites objects of Google Cloud Storage server-side; composes others of parts.
-        """
-        staged = f"{self._prefix}{STAGING}/{plan.mark}/"
-        if isinstance(plan.source, GCSStore) and plan.size_bytes:
-            yield Rewrite(self._blob(plan.key), staged, plan, plan.source._blob(plan.source_key))
-        else:
-            yield Parts(self._blob(plan.key), staged, plan)
-
-    def tidy_uploads(self, idle_s: float) -> None:
-        """Remove abandoned uploads; see `ObjectStore.tidy_uploads`.
-
-        The service itself removes unfinished uploads of large puts after a week.
-        """
-        tidy_uploads(self._bucket, f"{self._prefix}{STAGING}/", idle_s)
+        return None if blob is None else ObjectInfo(key, int(blob.size), str(blob.generation))
 
     def delete(self, key: str) -> None:
         """Remove an object; see `ObjectStore.delete`."""
@@ -187,15 +128,6 @@ class GCSStore(CloudStore):
 
     def _blob(self, key: str) -> Any:
         return self._bucket.blob(self._name(key))
-
-
-def _vouched(blob: Any) -> StoreDigest | None:
-    """Return the MD5; for a composed object, which has none, the CRC-32C."""
-    known = {"md5": blob.md5_hash, "crc32c": blob.crc32c}
-    found = (
-        StoreDigest(name, b64decode(value).hex()) for name, value in known.items() if value and name in algorithms()
-    )
-    return next(found, None)
 
 
 def _credentials(token_file: str) -> Credentials:

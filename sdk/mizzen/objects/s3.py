@@ -6,7 +6,6 @@ from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import boto3
 import botocore.session
@@ -16,21 +15,16 @@ from botocore.exceptions import ClientError, NoCredentialsError
 
 from mizzen.objects.buffers import Buffers
 from mizzen.objects.cloud_store import CloudStore, detach
-from mizzen.objects.s3_reading import ABSENT, Fetching, ObjectRef, content, store_digest
-from mizzen.objects.s3_upload import MARK, S3Upload, tidy_uploads
+from mizzen.objects.s3_reading import ABSENT, Fetching, ObjectRef
 from mizzen.objects.store import (
     STAGING,
     Body,
-    Content,
-    CopyPlan,
     Fetch,
     ObjectInfo,
-    ObjectStat,
     check_prefix,
     chunks_of,
     holds,
 )
-from mizzen.objects.store_digest import StoreDigest
 from mizzen.objects.workers import AT_ONCE, ending
 
 _THERE = {"PreconditionFailed", "412"}
@@ -133,16 +127,6 @@ class S3Store(CloudStore):
     def _fetch(self, key: str, fetching: Fetching, into: memoryview, start: int) -> int:
         return fetching(into, start) if into else len(self.get_range(key, start, start))
 
-    def content(self, info: ObjectInfo) -> Content:
-        """Read one version of a small object; see `ObjectStore.content`."""
-        return content(self._object(info.key), info.size_bytes, info.tag)
-
-    def store_digest(self, info: ObjectInfo) -> StoreDigest | None:
-        """Return the store's digest of an object; see `ObjectStore.store_digest`."""
-        of = self._object(info.key)
-        said = self._client.head_object(**of.asked, ChecksumMode="ENABLED")
-        return store_digest(of, info.size_bytes, said) if said["ETag"].strip('"') == info.tag else None
-
     def list(self, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
         """List objects by prefix; see `ObjectStore.list`."""
         asked = {"Bucket": self._bucket, "Prefix": self._prefix + check_prefix(prefix)}
@@ -154,38 +138,12 @@ class S3Store(CloudStore):
                 if not key.startswith(f"{STAGING}/"):
                     yield ObjectInfo(key, found["Size"], found["ETag"].strip('"'))
 
-    def stat(self, key: str) -> ObjectStat | None:
-        """Return size, tag and mark of an object; see `ObjectStore.stat`.
-
-        The mark is stored as metadata of the object.
-        """
-        try:
-            found = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
-        except ClientError as error:
-            if error.response["Error"]["Code"] in ABSENT:
-                return None
-            raise
-        mark = found.get("Metadata", {}).get(MARK, "")
-        return ObjectStat(int(found["ContentLength"]), found["ETag"].strip('"'), mark)
-
-    @contextmanager
-    def upload(self, plan: CopyPlan) -> Iterator[S3Upload]:
-        """Start or resume an upload; see `ObjectStore.upload`.
-
-        Copies parts server-side (`UploadPartCopy`) between buckets of the same cloud.
-        """
-        origin = None
-        if isinstance(plan.source, S3Store) and plan.source._cloud() == self._cloud():
-            origin = plan.source._object(plan.source_key)
-        staged = f"{self._prefix}{STAGING}/{plan.mark}"
-        yield S3Upload(self._object(plan.key), staged, plan, origin)
-
-    def tidy_uploads(self, idle_s: float) -> None:
-        """Remove abandoned uploads; see `ObjectStore.tidy_uploads`.
-
-        Also removes abandoned multipart uploads of large puts.
-        """
-        tidy_uploads(self._client, self._bucket, self._prefix, idle_s)
+    def stat(self, key: str) -> ObjectInfo | None:
+        """Return size and tag of an object; see `ObjectStore.stat`."""
+        found = self._head(key)
+        if found is None:
+            return None
+        return ObjectInfo(key, int(found["ContentLength"]), found["ETag"].strip('"'))
 
     def delete(self, key: str) -> None:
         """Remove an object; see `ObjectStore.delete`."""
@@ -195,12 +153,17 @@ class S3Store(CloudStore):
         """Return an object's URI; see `ObjectStore.uri`."""
         return f"s3://{self._bucket}/{self._prefix}{check_prefix(key)}"
 
-    def _cloud(self) -> str:
-        endpoint = str(self._client.meta.endpoint_url)
-        return "aws" if urlsplit(endpoint).netloc.endswith(".amazonaws.com") else endpoint
-
     def _object(self, key: str) -> ObjectRef:
         return ObjectRef(self._client, self._bucket, self._name(key), self.uri(key))
+
+    def _head(self, key: str) -> dict[str, Any] | None:
+        try:
+            found: dict[str, Any] = self._client.head_object(Bucket=self._bucket, Key=self._name(key))
+        except ClientError as error:
+            if error.response["Error"]["Code"] in ABSENT:
+                return None
+            raise
+        return found
 
     def _read(self, key: str, **asked: str) -> bytes:
         try:

@@ -1,5 +1,7 @@
 """Opens a store by its URL."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -32,22 +34,39 @@ def open_store(url: str) -> ObjectStore:
         ValueError: the scheme is not supported, or the URL does not name a folder or bucket.
         ModuleNotFoundError: the client library is not installed. The message names the package to install.
     """
-    check_url(url)
-    parts = urlsplit(url)
-    if parts.scheme == "file":
-        from mizzen.objects.files import FileStore
+    scheme, place, prefix = parts_of(url)
+    with naming_the_extra(url):
+        if scheme == "file":
+            from mizzen.objects.files import FileStore
 
-        return FileStore(Path(unquote(parts.path)))
-    prefix = unquote(parts.path).strip("/")
-    try:
-        if parts.scheme == "s3":
+            return FileStore(Path(place))
+        if scheme == "s3":
             from mizzen.objects.s3 import S3Store
 
-            return S3Store(parts.netloc, prefix)
+            return S3Store(place, prefix)
         from mizzen.objects.gcs import GCSStore
 
-        return GCSStore(parts.netloc, prefix)
+        return GCSStore(place, prefix)
+
+
+def parts_of(url: str) -> tuple[str, str, str]:
+    """Return the scheme of a store's URL, its folder or bucket, and the prefix in the bucket.
+
+    Raises:
+        ValueError: see `open_store`.
+    """
+    check_url(url)
+    parts = urlsplit(url)
+    path = unquote(parts.path)
+    return (parts.scheme, path, "") if parts.scheme == "file" else (parts.scheme, parts.netloc, path.strip("/"))
+
+
+@contextmanager
+def naming_the_extra(url: str) -> Iterator[None]:
+    """Name the package to install if a client library is missing; see `open_store`."""
+    try:
+        yield
     except ModuleNotFoundError as error:
-        extra = {"s3": "s3", "gs": "gcs"}[parts.scheme]
+        extra = {"s3": "s3", "gs": "gcs"}[urlsplit(url).scheme]
         message = f"{url}: needs the library {error.name}: install mizzen[{extra}]"
         raise ModuleNotFoundError(message, name=error.name) from error

@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import cache
 from typing import Any, NamedTuple, Protocol
 
-from mizzen.objects.copy_errors import CopyFailed, DamagedSource
+from infra.copies.errors import CopyFailed, DamagedSource
 
 
 class StoreDigest(NamedTuple):

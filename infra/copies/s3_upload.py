@@ -6,20 +6,23 @@ of the whole source and target are compared; if the source has none, the caller 
 """
 
 import hashlib
+import re
 import time
 from base64 import b64encode
 from typing import Any
 
 from botocore.exceptions import ClientError
 
-from mizzen.objects.copy_errors import CopyFailed
-from mizzen.objects.s3_reading import ABSENT, ObjectRef, has_md5
-from mizzen.objects.store import STAGING, CopyPlan, Read, Upload
+from infra.copies.errors import CopyFailed
+from infra.copies.uploads import CopyPlan, Read, Upload
+from mizzen.objects.s3_reading import ABSENT, ObjectRef
+from mizzen.objects.store import STAGING
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""
 _WHOLE = ("CRC64NVME", "CRC32C", "CRC32")
 """Algorithms for which S3 computes the checksum of the whole object from those of its parts."""
+_MD5 = re.compile(r"[0-9a-f]{32}(-[0-9]+)?")
 
 
 class S3Upload(Upload):
@@ -294,3 +297,13 @@ def _vouched(said: dict[str, Any]) -> dict[str, Any]:
     """Return the fields of a part that S3 requires to complete the upload."""
     checksums = {name: value for name, value in said.items() if name.startswith("Checksum") and name != "ChecksumType"}
     return {"ETag": said["ETag"].strip('"'), **checksums}
+
+
+def has_md5(said: dict[str, Any]) -> bool:
+    """Return whether the ETag is an MD5, or an MD5 of MD5s. It is not if a KMS or customer key encrypts the object, nor
+    in every compatible store.
+
+    Even then, the store has compared the uploaded bytes with the MD5 and CRC-32 of the request.
+    """
+    keys = str(said.get("ServerSideEncryption", "")).startswith("aws:kms") or "SSECustomerAlgorithm" in said
+    return not keys and _MD5.fullmatch(said["ETag"].strip('"')) is not None

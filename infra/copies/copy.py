@@ -6,10 +6,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from mizzen.objects.bandwidth import BandwidthShare
-from mizzen.objects.copy_errors import CopyFailed, CopyInUse, DamagedSource
-from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore
-from mizzen.objects.transfer import Moving, Progress
+from infra.copies.bandwidth import BandwidthShare
+from infra.copies.errors import CopyFailed, CopyInUse, DamagedSource
+from infra.copies.transfer import Moving, Progress
+from infra.copies.uploads import CopyStore
+from mizzen.objects.store import MissingObject, ObjectInfo
 from mizzen.objects.workers import AT_ONCE
 
 __all__ = [
@@ -55,8 +56,8 @@ class Wanted:
 
 
 def copy_prefix(
-    source: ObjectStore,
-    target: ObjectStore,
+    source: CopyStore,
+    target: CopyStore,
     prefix: str,
     *,
     name: str,
@@ -70,8 +71,8 @@ def copy_prefix(
 
 
 def copy_objects(
-    source: ObjectStore,
-    target: ObjectStore,
+    source: CopyStore,
+    target: CopyStore,
     objects: Sequence[Wanted],
     *,
     name: str,
@@ -126,8 +127,8 @@ def copy_objects(
 
 
 def copy_object(
-    source: ObjectStore,
-    target: ObjectStore,
+    source: CopyStore,
+    target: CopyStore,
     key: str,
     *,
     name: str,
@@ -166,7 +167,7 @@ def copy_object(
 
 
 def _looked_up(
-    source: ObjectStore, target: ObjectStore, objects: Sequence[Wanted]
+    source: CopyStore, target: CopyStore, objects: Sequence[Wanted]
 ) -> Iterator[tuple[Wanted, ObjectInfo | None, bool | None]]:
     """Yield each object, its entry in the source if known, and whether the target may have it (None if unknown)."""
     for start in range(0, len(objects), _LOOKED_UP):
@@ -179,11 +180,11 @@ def _looked_up(
             yield wanted, here.get(wanted.key), is_there
 
 
-def _here(source: ObjectStore, key: str) -> ObjectInfo:
+def _here(source: CopyStore, key: str) -> ObjectInfo:
     found = source.stat(key)
     if found is None:
         raise MissingObject(f"no object {key!r} at {source.uri('')}")
-    return ObjectInfo(key, found.size_bytes, found.tag)
+    return found
 
 
 def _copy(

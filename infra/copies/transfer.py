@@ -8,12 +8,13 @@ from hashlib import sha256
 from types import TracebackType
 from typing import TypeAlias
 
+from infra.copies.bandwidth import BandwidthShare
+from infra.copies.errors import CopyFailed, DamagedSource
+from infra.copies.manifest import object_checksum
+from infra.copies.store_digest import InOrder, StoreDigest, check, digest_of
+from infra.copies.uploads import CopyPlan, CopyStore, Upload
 from mizzen.objects import checksums
-from mizzen.objects.bandwidth import BandwidthShare
-from mizzen.objects.copy_errors import CopyFailed, DamagedSource
-from mizzen.objects.manifest import object_checksum
-from mizzen.objects.store import ChangedObject, CopyPlan, Fetch, ObjectInfo, ObjectStore, Upload
-from mizzen.objects.store_digest import InOrder, StoreDigest, check, digest_of
+from mizzen.objects.store import ChangedObject, Fetch, ObjectInfo
 from mizzen.objects.workers import AT_ONCE, Workers
 
 _MOST_PARTS = 10_000
@@ -31,7 +32,7 @@ class Moving:
     """A copy of one or more objects between two stores. Its objects share threads, bandwidth and name."""
 
     def __init__(
-        self, source: ObjectStore, target: ObjectStore, name: str, part_bytes: int, share: BandwidthShare | None
+        self, source: CopyStore, target: CopyStore, name: str, part_bytes: int, share: BandwidthShare | None
     ) -> None:
         self.source = source
         self.target = target
@@ -59,7 +60,7 @@ class Moving:
 
     def is_there(self, plan: CopyPlan, checksum: str | None) -> bool:
         """Return whether the target already has the object, by its checksum, its mark, or its content."""
-        found = self.target.stat(plan.key)
+        found = self.target.status(plan.key)
         if found is None or found.size_bytes != plan.size_bytes:
             return False
         if checksum is not None:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TypeAlias
 
+from infra.copies.bandwidth import BandwidthShare
 from mizzen.objects import checksums
-from mizzen.objects.bandwidth import BandwidthShare
 from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore
 from mizzen.objects.workers import Workers
 

@@ -10,12 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+from infra.copies.errors import CopyFailed, CopyInUse
+from infra.copies.uploads import CopyPlan, Read, Upload
 from mizzen.objects import checksums
-from mizzen.objects.copy_errors import CopyFailed, CopyInUse
 from mizzen.objects.disk import advise, lock, read
-from mizzen.objects.store import CopyPlan, Read, Upload
 
-SUFFIX = ".upload"
 _MARK = "user.mizzen.copy"
 _LINE_BYTES = 80
 """Length of a checksum line: enough for `sha256:` and 64 digits."""

@@ -13,9 +13,9 @@ from typing import Any
 
 from google.api_core.exceptions import NotFound, PreconditionFailed
 
+from infra.copies.errors import CopyFailed
+from infra.copies.uploads import CopyPlan, Read, Upload
 from mizzen.objects.buffers import Buffers
-from mizzen.objects.copy_errors import CopyFailed
-from mizzen.objects.store import CopyPlan, Read, Upload
 
 MARK = "mizzen-copy"
 """Metadata key of the mark."""
