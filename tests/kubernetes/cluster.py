@@ -222,8 +222,13 @@ class KubernetesCluster:
             where = root if body["kind"].startswith("Cluster") else f"{root}/namespaces/{NAMESPACE}"
             self.call("POST", f"{where}/{body['kind'].lower()}s", body)
 
-    def _write_kubeconfig(self, path: Path, token: str) -> None:
-        cluster = {"server": self.url, "insecure-skip-tls-verify": True}
+    def kubeconfig_at(self, url: str) -> Path:
+        """Returns a kubeconfig as `kubeconfig`, for a server in between."""
+        self._write_kubeconfig(path := self.folder / f"{url.rpartition(':')[2]}.kubeconfig", "mizzen-token", url)
+        return path
+
+    def _write_kubeconfig(self, path: Path, token: str, url: str | None = None) -> None:
+        cluster = {"server": url or self.url, "insecure-skip-tls-verify": True}
         config = {
             "apiVersion": "v1",
             "kind": "Config",

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
-import yaml
-
 from tests.kubernetes.cluster import KubernetesCluster
 
 
@@ -69,13 +67,10 @@ def _shut(one: socket.socket) -> None:
 
 
 @contextlib.contextmanager
-def relay(there: KubernetesCluster, folder: Path) -> Iterator[tuple[Relay, Path]]:
+def relay(there: KubernetesCluster) -> Iterator[tuple[Relay, Path]]:
     """Yields a relay in front of a cluster's API server, and a kubeconfig that uses it."""
     made = Relay(there.port)
-    config = yaml.safe_load(there.kubeconfig.read_text())
-    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{made.port}"
-    (path := folder / "relay.kubeconfig").write_text(yaml.safe_dump(config))
     try:
-        yield made, path
+        yield made, there.kubeconfig_at(f"https://127.0.0.1:{made.port}")
     finally:
         made.close()

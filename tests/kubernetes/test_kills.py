@@ -25,7 +25,7 @@ FAULTS = EACH if ROUNDS else 1
 @pytest.mark.parametrize("seed", range(1, max(1, ROUNDS) + 1))
 def test_kills(tmp_path: Path, seed: int) -> None:
     """After all faults, all gangs have ended as their tasks did, and the cluster has the ledger's pods, each once."""
-    with cluster(watch_cache=False) as there, nodes(there, 4) as kubelets, relay(there, tmp_path) as (cut, kubeconfig):
+    with cluster(watch_cache=False) as there, nodes(there, 4) as kubelets, relay(there) as (cut, kubeconfig):
         template = {"spec": {"tolerations": TOLERATIONS}}
         made = KubernetesSite(
             there, kubelets, tmp_path / "site", 60, grace_s=6, template=template, kubeconfig=str(kubeconfig)
