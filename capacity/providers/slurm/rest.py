@@ -42,9 +42,9 @@ class SlurmRestApi:
 
     def jobs(self, comment: str, name: str | None = None) -> list[PilotJob]:
         """See `SlurmCommands.jobs`. The API lists the jobs of all users."""
-        found = self._ask("GET", "jobs")["jobs"]
-        own = [one for one in found if one["user_name"] == self._settings.user and one["comment"] == comment]
+        found = self._list("jobs")
         try:
+            own = [one for one in found if one["user_name"] == self._settings.user and one["comment"] == comment]
             jobs = [PilotJob.of_json(one) for one in own]
         except (KeyError, TypeError, ValueError) as error:
             raise ProviderUnavailable(f"{self._name}: slurmrestd: a job of another format: {error!r}") from None
@@ -52,9 +52,8 @@ class SlurmRestApi:
 
     def draining(self) -> dict[str, str]:
         """See `SlurmCommands.draining`."""
-        nodes = self._ask("GET", "nodes")["nodes"]
         key = "state" if self._settings.version >= _OBJECTS else "state_flags"
-        return {one["name"]: one["reason"] for one in nodes if "DRAIN" in one[key]}
+        return {one["name"]: one["reason"] for one in self._list("nodes") if "DRAIN" in one[key]}
 
     def submit(self, options: Mapping[str, str], script: str) -> str:
         """See `SlurmCommands.submit`."""
@@ -64,22 +63,27 @@ class SlurmRestApi:
             if not is_unknown(failed.said) and (failed.status == 400 or failed.codes & {*_REFUSED}):
                 raise refused(failed.said) from None
             raise ProviderUnavailable(f"{self._name}: slurmrestd: job/submit: {failed.said}") from None
-        return str(done["job_id"])
+        if not isinstance(job := done.get("job_id"), int):
+            raise ProviderUnavailable(f"{self._name}: slurmrestd: job/submit: the answer contains no job number")
+        return str(job)
 
     def cancel(self, job: str, name: str) -> None:
         """See `SlurmCommands.cancel`. The API cancels by number only, so the name is looked up before."""
         try:
-            if any(one["name"] == name for one in self._call("GET", f"job/{job}")["jobs"]):
+            if any(one["name"] == name for one in self._call("GET", f"job/{job}").get("jobs", [])):
                 self._call("DELETE", f"job/{job}")
         except _Failed as failed:
             if _NO_SUCH_JOB not in failed.codes:
                 raise ProviderUnavailable(f"{self._name}: slurmrestd: job/{job}: {failed.said}") from None
 
-    def _ask(self, method: str, path: str) -> dict[str, Any]:
+    def _list(self, what: str) -> list[dict[str, Any]]:
         try:
-            return self._call(method, path)
+            found = self._call("GET", what).get(what)
         except _Failed as failed:
-            raise ProviderUnavailable(f"{self._name}: slurmrestd: {path}: {failed.said}") from None
+            raise ProviderUnavailable(f"{self._name}: slurmrestd: {what}: {failed.said}") from None
+        if not isinstance(found, list):
+            raise ProviderUnavailable(f"{self._name}: slurmrestd: the answer contains no {what}")
+        return found
 
     def _call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> dict[str, Any]:
         settings = self._settings
