@@ -175,7 +175,12 @@ class SlurmCluster:
             "slurmrestd", "-u", "nobody", "-g", "nogroup", "-a", "rest_auth/jwt", *plugins,
             f"127.0.0.1:{self._rest_port}", more={"SLURM_JWT": "daemon"},
         )  # fmt: skip
-        self.until(lambda: not socket.socket().connect_ex(("127.0.0.1", self._rest_port)), "slurmrestd listens")
+
+        def listens() -> bool:
+            with socket.socket() as to:
+                return not to.connect_ex(("127.0.0.1", self._rest_port))
+
+        self.until(listens, "slurmrestd listens")
 
     def start_controller(self) -> None:
         """Starts slurmctld. It continues with the state of the previous one."""
@@ -190,6 +195,17 @@ class SlurmCluster:
         process = self._processes.pop(label)
         process.kill()
         process.wait()
+
+    def kill_saved_controller(self) -> None:
+        """Kills slurmctld after it has saved all jobs until now, which takes it some seconds."""
+        mark, state = f"saved-{time.monotonic_ns()}", self.folder / "state" / "job_state"
+        job = self.command(
+            "sbatch", "--parsable", "--hold", "--chdir=/", "--output=/dev/null", f"--job-name={OTHERS}",
+            f"--comment={mark}", "--wrap=true",
+        )  # fmt: skip
+        self.until(lambda: mark.encode() in state.read_bytes(), "the controller has saved its state")
+        self.command("scancel", job)
+        self.kill("slurmctld")
 
     def stop_controller(self) -> None:
         """Ends slurmctld after it has saved its state. One that is killed forgets jobs of the last seconds."""

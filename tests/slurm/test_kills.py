@@ -54,7 +54,7 @@ def test_the_controller_is_away_under_load(tmp_path: Path) -> None:
             load.start()
             wait_until(lambda: any(one["phase"] == "running" for one in there.up.client().workloads()), "gangs run")
             before, ended = there.ids(), _succeeded(there)
-            slurm.kill("slurmctld")
+            slurm.kill_saved_controller()
             began_s = time.monotonic()
             while time.monotonic() - began_s < OUTAGE_S:
                 assert before.keys() <= {one["id"] for one in there.instances()}, "an instance was lost"

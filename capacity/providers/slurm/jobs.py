@@ -122,7 +122,8 @@ class PilotJob:
         """Why the job has ended; None: it exists."""
         said = ENDS.get(self.state)
         if said is None:
-            return None
+            requeued = self.restarts and self.state in _WAITING
+            return agent_exits.SAID[agent_exits.RESTARTED] if requeued else None
         status, by = _end(self._exit)
         if self.state == "FAILED" and status in agent_exits.SAID:
             return agent_exits.SAID[status]

@@ -61,13 +61,13 @@ class SlurmProvider:
             job = self._commands.submit(
                 options(self._settings, request, self._comment), script(self._settings, request)
             )
-        except LaunchRefused:
-            file.unlink(missing_ok=True)
+        except (LaunchRefused, ProviderUnavailable) as error:
+            # slurmrestd of 22.05 answers with an error also if it accepts a job that cannot start now.
+            if (found := self._first(request.instance)) is not None:
+                return found.native_id
+            if isinstance(error, LaunchRefused):
+                file.unlink(missing_ok=True)
             raise
-        except ProviderUnavailable:
-            if (found := self._first(request.instance)) is None:
-                raise
-            return found.native_id
         found = self._first(request.instance)
         return native_id(job, request.instance) if found is None else found.native_id
 

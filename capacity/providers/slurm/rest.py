@@ -37,8 +37,7 @@ class SlurmRestApi:
     """The requests to one slurmrestd; see `SlurmCommands`. Several threads may use it."""
 
     def __init__(self, name: str, settings: SlurmRest, timeout_s: float) -> None:
-        self._name, self._settings = name, settings
-        self._http = httpx2.Client(timeout=timeout_s, trust_env=False)
+        self._name, self._settings, self._timeout_s = name, settings, timeout_s
 
     def jobs(self, comment: str, name: str | None = None) -> list[PilotJob]:
         """See `SlurmCommands.jobs`. The API lists the jobs of all users."""
@@ -89,11 +88,13 @@ class SlurmRestApi:
         settings = self._settings
         try:
             token = settings.token_file.read_text().strip().removeprefix("SLURM_JWT=")
-            answer = self._http.request(
+            answer = httpx2.request(
                 method,
                 f"{settings.url}/{path}",
                 json=body,
                 headers={"X-SLURM-USER-NAME": settings.user, "X-SLURM-USER-TOKEN": token},
+                timeout=self._timeout_s,
+                trust_env=False,
             )
             found = answer.json()
             errors = found["errors"] if isinstance(found, dict) else None
