@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances chaos-slurm properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-gaming experiment-pools experiment-reclaim clean damaged-trees
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances chaos-slurm chaos-kubernetes properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-gaming experiment-pools experiment-reclaim clean damaged-trees
 
 setup: $(VENV)/.ready
 
@@ -120,7 +120,7 @@ test-slurm: setup $(VENV)/.compiled
 # 12's source package, which takes about 8 minutes of CPU time, into MIZZEN_KUBERNETES (~/.cache/mizzen-kubernetes).
 test-kubernetes: setup $(VENV)/.compiled
 	@sh tests/kubernetes/build-server.sh "$${MIZZEN_KUBERNETES:-$$HOME/.cache/mizzen-kubernetes}"
-	@$(BIN)/python -m pytest -n 0 -m kubernetes tests/kubernetes tests/capacity/test_conformance.py $(ARGS)
+	@$(BIN)/python -m pytest -n 0 -m "kubernetes and not chaos" tests/kubernetes tests/capacity/test_conformance.py $(ARGS)
 
 # The SDK with torch, transformers and lightning, in a separate environment because they are large. pip installs them:
 # it uses a CPU-only build of torch if the user has configured an index that has one, otherwise the registry's build, which
@@ -180,10 +180,15 @@ damaged-trees: setup
 chaos-instances: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=10 $(BIN)/python -m pytest -s tests/capacity/test_kills.py $(ARGS)
 
-# Pilots on a real Slurm cluster while agents, pilots, nodes, slurmctld and mizzen's processes are killed, 200 times each
-# (MIZZEN_CHAOS_ROUNDS=1 for 20 times), and slurmctld is away for five minutes; some hours, as root.
+# Pilots on a real Slurm cluster while agents, pilots, nodes, slurmctld and mizzen's processes are killed, in rounds of 20
+# faults of each of eight kinds, and slurmctld is away for five minutes; as root. ARGS="-k 'kills and 7'" is one round.
 chaos-slurm: setup $(VENV)/.compiled
 	@MIZZEN_CHAOS_ROUNDS=$${MIZZEN_CHAOS_ROUNDS:-10} $(BIN)/python -m pytest -s -n 0 tests/slurm/test_kills.py $(ARGS)
+
+# The same with pods on a real API server, where nodes, the server, scheduler and controller manager fail.
+chaos-kubernetes: setup $(VENV)/.compiled
+	@sh tests/kubernetes/build-server.sh "$${MIZZEN_KUBERNETES:-$$HOME/.cache/mizzen-kubernetes}"
+	@MIZZEN_CHAOS_ROUNDS=$${MIZZEN_CHAOS_ROUNDS:-10} $(BIN)/python -m pytest -s -n 0 tests/kubernetes/test_kills.py $(ARGS)
 
 # The property tests with all of their examples, and reservations on a hundred random queues instead of three.
 properties: setup $(VENV)/.compiled

@@ -1,6 +1,7 @@
 """For each kind of provider: a usable instance, and a way to make it unavailable, for the conformance tests.
 
-Every registered kind of provider must be listed in `BENCHES`; `test_conformance.py` fails otherwise.
+Every registered kind of provider must be listed in `BENCHES`; `test_conformance.py` fails otherwise. `KIND:VARIANT`
+is a second way to use a kind.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -20,7 +21,7 @@ from tests.capacity.bench import Bench
 from tests.capacity.ec2 import ZONES, ec2
 from tests.capacity.site import CLOUD
 from tests.kubernetes.bench import kubernetes
-from tests.slurm.bench import slurm
+from tests.slurm.bench import slurm, slurmrestd
 
 
 @contextmanager
@@ -79,6 +80,7 @@ BENCHES: Mapping[str, Callable[[Path], AbstractContextManager[Bench]]] = {
     "ec2": _ec2,
     "kubernetes": kubernetes,
     "slurm": slurm,
+    "slurm:rest": slurmrestd,
     "static": _static,
     "trace": _trace,
 }

@@ -21,16 +21,16 @@ from tests.capacity.requests import request_for
 
 def test_every_kind_of_provider_is_tested() -> None:
     """Every registered kind of provider has a bench."""
-    assert set(BENCHES) == set(KINDS)
+    assert {name.partition(":")[0] for name in BENCHES} == set(KINDS)
 
 
 @pytest.fixture(
     params=[
         pytest.param(
-            kind, marks=[pytest.mark.long, getattr(pytest.mark, kind)] if kind in ("kubernetes", "slurm") else []
+            name, marks=[pytest.mark.long, getattr(pytest.mark, kind)] if kind in ("kubernetes", "slurm") else []
         )
-        for kind in BENCHES
-        if kind != STATIC
+        for name in BENCHES
+        if (kind := name.partition(":")[0]) != STATIC
     ]
 )
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:

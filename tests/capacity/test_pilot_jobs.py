@@ -12,7 +12,7 @@ _LINE = {
 
 def _job(**columns: str) -> PilotJob:
     line = {**_LINE, **columns}
-    return PilotJob("".join(f"{line[name]:{width}}|" for name, width in FIELDS.items()))
+    return PilotJob.of_line("".join(f"{line[name]:{width}}|" for name, width in FIELDS.items()))
 
 
 @pytest.mark.parametrize(
@@ -31,3 +31,37 @@ def test_the_end_that_is_known_before(columns: dict[str, str], ends_at_s: float 
     assert (found.ends_at_s, found.ended) == (ends_at_s, None)
     assert (found.ends_because is None) == (because is None)
     assert (because or "") in (found.ends_because or "")
+
+
+def _number(number: int | None) -> dict[str, object]:
+    return {"set": number is not None, "infinite": False, "number": number or 0}
+
+
+@pytest.mark.parametrize(
+    ("states", "code", "signal", "waits", "ended"),
+    [
+        (["RUNNING"], 0, None, False, None),
+        (["RUNNING", "CONFIGURING"], 0, None, True, None),
+        (["CANCELLED", "COMPLETING"], 0, None, False, None),
+        (["FAILED"], 3, None, False, "its agent ended with exit status 3 (NonZeroExitCode)"),
+        (["FAILED"], None, 9, False, "its agent ended with signal 9 (NonZeroExitCode)"),
+    ],
+)
+def test_jobs_of_slurmrestd(
+    states: list[str], code: int | None, signal: int | None, waits: bool, ended: str | None
+) -> None:
+    """A job of v0.0.42, and the same job of v0.0.38, are read as the line of `squeue` for it."""
+    own = {"job_id": 7, "restart_cnt": 0, "nodes": "n1", "name": "in-1", "comment": "mizzen:1"}
+    own["state_reason"] = "NonZeroExitCode" if ended else "None"
+    times = {"submit_time": 100, "start_time": 200, "end_time": 1000, "preempt_time": 0}
+    later = {
+        **own,
+        **{name: _number(at_s) for name, at_s in times.items()},
+        "job_state": states,
+        "exit_code": {"status": [], "return_code": _number(code), "signal": {"id": _number(signal), "name": ""}},
+    }
+    earlier = {**own, **times, "job_state": states[-1], "exit_code": (code or 0) << 8 | (signal or 0)}
+    line = _job(State=states[-1], exit_code=str(earlier["exit_code"]), Reason=str(own["state_reason"]))
+    found = [job.found(kill_wait_s=5) for job in (line, PilotJob.of_json(earlier), PilotJob.of_json(later))]
+    assert found[0] == found[1] == found[2]
+    assert (found[0].waits is not None, found[0].ended) == (waits, ended)

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -41,13 +42,16 @@ def missing() -> str | None:
 class KubernetesCluster:
     """The cluster, with the namespace `pods`, in which the user of `kubeconfig` has the rights of `rbac.yaml`."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, watch_cache: bool = True) -> None:
+        """`watch_cache`: without it, a watch that was interrupted before `compact` has expired."""
+        self.folder, self._watch_cache = folder, watch_cache
         self.port, self._etcd_port, self._peer_port = free_port(), free_port(), free_port()
         self.url = f"https://127.0.0.1:{self.port}"
         self.kubeconfig = folder / "mizzen.kubeconfig"
         self._http = httpx.Client(base_url=self.url, verify=False, timeout=20, trust_env=False)
         self._http.headers["authorization"] = f"Bearer {_ADMIN}"
+        self._commands: dict[str, list[str]] = {}
+        self._changing = threading.Lock()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
@@ -100,14 +104,32 @@ class KubernetesCluster:
             "--authorization-mode=RBAC", "--service-cluster-ip-range=10.0.0.0/24",
             f"--service-account-issuer={self.url}", f"--service-account-key-file={self.folder}/accounts.key",
             f"--service-account-signing-key-file={self.folder}/accounts.key", "--max-requests-inflight=400",
+            f"--watch-cache={str(self._watch_cache).lower()}",
         )  # fmt: skip
         self.until(lambda: self._http.get("/readyz").status_code == 200, "the API server is ready", 120.0)
 
     def kill(self, program: str) -> None:
         """Kills a program."""
-        process = self._processes.pop(program)
+        with self._changing:
+            process = self._processes.pop(program)
         process.kill()
         process.wait()
+
+    def start_again(self, program: str) -> None:
+        """Starts a program that was killed, and does not wait until it is ready."""
+        self._run(program, *self._commands[program])
+
+    def revive(self) -> None:
+        """Starts programs again that have ended by themselves, as an init system does."""
+        for program in list(self._processes):
+            with self._changing:
+                process = self._processes.get(program)
+                if process is not None and process.poll() is not None:
+                    self.start_again(program)
+
+    def runs(self, program: str) -> bool:
+        """Returns whether a program was started and not killed."""
+        return program in self._processes
 
     def call(self, method: str, path: str, body: Any = None, kind: str = "application/json") -> dict[str, Any]:
         """Sends a request of an administrator; returns the answer.
@@ -200,8 +222,13 @@ class KubernetesCluster:
             where = root if body["kind"].startswith("Cluster") else f"{root}/namespaces/{NAMESPACE}"
             self.call("POST", f"{where}/{body['kind'].lower()}s", body)
 
-    def _write_kubeconfig(self, path: Path, token: str) -> None:
-        cluster = {"server": self.url, "insecure-skip-tls-verify": True}
+    def kubeconfig_at(self, url: str) -> Path:
+        """Returns a kubeconfig as `kubeconfig`, for a server in between."""
+        self._write_kubeconfig(path := self.folder / f"{url.rpartition(':')[2]}.kubeconfig", "mizzen-token", url)
+        return path
+
+    def _write_kubeconfig(self, path: Path, token: str, url: str | None = None) -> None:
+        cluster = {"server": url or self.url, "insecure-skip-tls-verify": True}
         config = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -216,6 +243,7 @@ class KubernetesCluster:
     def _run(self, program: str, *arguments: str) -> None:
         built = CACHE / "bin" / program
         path = str(built) if built.exists() else program
+        self._commands[program] = list(arguments)
         with (self.folder / f"{program}.log").open("ab") as log:
             self._processes[program] = subprocess.Popen(
                 [path, *arguments], stdout=log, stderr=log, cwd=self.folder, start_new_session=True
@@ -228,11 +256,11 @@ def pod_path(name: str = "") -> str:
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[KubernetesCluster]:
+def cluster(**options: Any) -> Iterator[KubernetesCluster]:
     """Yields a running cluster without nodes in a new temporary folder."""
     folder = Path(tempfile.mkdtemp(prefix="k8s-"))
     folder.chmod(0o755)
-    made = KubernetesCluster(folder)
+    made = KubernetesCluster(folder, **options)
     try:
         made.start()
         yield made

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
@@ -25,6 +26,7 @@ from capacity.providers.kubernetes.settings import AGENT
 from tests.kubernetes.cluster import NAMESPACE, KubernetesCluster, pod_path
 
 IMAGE = "mizzen:test"
+_PORTS_EACH, _RANGES = 40, 250
 _PAUSE = """
 import os, sys
 child = os.fork()
@@ -81,7 +83,9 @@ class Nodes:
         self._cluster, self._folder = cluster, folder
         self._names: dict[str, bool] = {}
         self.containers: dict[str, _Container] = {}
-        self._first = 20_000 + 40 * random.SystemRandom().randrange(150)
+        self.started: Counter[str] = Counter()
+        """How many containers were started for pods of each name."""
+        self._ports = random.SystemRandom().randrange(_RANGES)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
@@ -97,7 +101,7 @@ class Nodes:
     def silence(self, name: str, *, kill: bool = False) -> None:
         """Stops the heartbeats of a node and what it does for its pods; `kill`: its containers die, too."""
         self._names[name] = False
-        for container in self.containers.values():
+        for container in list(self.containers.values()):
             if kill and container.pod["spec"]["nodeName"] == name:
                 container.kill()
 
@@ -145,14 +149,15 @@ class Nodes:
 
     def _serve(self) -> None:
         pods = self._cluster.pods()
+        for name, container in list(self.containers.items()):
+            there = name in pods and pods[name]["metadata"]["uid"] == container.pod["metadata"]["uid"]
+            if not there and self._names[container.pod["spec"]["nodeName"]]:
+                del self.containers[name]
+                container.kill()
+                container.process.wait()
         for name, pod in pods.items():
             if self._names.get(pod["spec"].get("nodeName", ""), False):
                 self._serve_pod(name, pod)
-        for name in self.containers.keys() - pods.keys():
-            if self._names[self.containers[name].pod["spec"]["nodeName"]]:
-                gone = self.containers.pop(name)
-                gone.kill()
-                gone.process.wait()
 
     def _serve_pod(self, name: str, pod: dict[str, Any]) -> None:
         container = self.containers.get(name)
@@ -163,13 +168,15 @@ class Nodes:
             elif pod["status"]["phase"] == "Pending":
                 self._start(name, pod)
         elif (code := container.process.poll()) is not None:
-            if pod["status"]["phase"] == "Running":
+            if pod["status"]["phase"] in ("Pending", "Running"):
                 self._ended(pod, container, code)
             if deleted is not None:
                 self._remove(pod)
                 del self.containers[name]
         elif deleted is not None:
             self._stop(container, datetime.fromisoformat(deleted).timestamp())
+        elif pod["status"]["phase"] == "Pending":  # The API server did not answer when the container was started.
+            self._runs(pod)
 
     def _stop(self, container: _Container, at_s: float) -> None:
         if time.time() >= at_s:
@@ -194,14 +201,18 @@ class Nodes:
             self._say(pod, "Pending", {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}})
             return
         self.containers[name] = _Container(pod, environ, self._folder / pod["metadata"]["uid"])
+        self.started[name] += 1
+        self._runs(pod)
+
+    def _runs(self, pod: dict[str, Any]) -> None:
         self._say(pod, "Running", {"running": {"startedAt": _now()}})
 
     def _environ(self, pod: dict[str, Any], agent: dict[str, Any]) -> dict[str, str] | None:
         """Returns the environment of a container; None: a Secret is missing."""
         fields = {"metadata.uid": pod["metadata"]["uid"], "status.podIP": "127.0.0.1"}
-        self._first += 40
-        first = self._first
-        out = {"PATH": os.environ["PATH"], "HOME": "/root", "TEST_PORTS": f"{first}-{first + 39}"}
+        self._ports += 1
+        first = 20_000 + _PORTS_EACH * (self._ports % _RANGES)
+        out = {"PATH": os.environ["PATH"], "HOME": "/root", "TEST_PORTS": f"{first}-{first + _PORTS_EACH - 1}"}
         for one in agent.get("env", []):
             source = one.get("valueFrom", {})
             if "secretKeyRef" in source:

@@ -1,62 +1,45 @@
 """An installation whose machines are pods of a Kubernetes cluster, all on this computer."""
 
 import contextlib
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from agent.fleet import power_off
+from tests.clusters.site import ClusterSite
 from tests.kubernetes.bench import settings_for
-from tests.kubernetes.cluster import KubernetesCluster, cluster
+from tests.kubernetes.cluster import NAMESPACE, KubernetesCluster, cluster
 from tests.kubernetes.kubelet import Nodes, nodes
-from tests.stack.harness import Up, wait_until
 
-FLEET = "{version: 1, regions: [{name: cloud, clusters: []}]}"
-CAPACITY = {"interval_s": 1, "refused_pause_s": 3, "drain_s": 60, "no_work_s": 20, "leave_s": 10, "lost_after_s": 600}
+_SECRETS = f"/api/v1/namespaces/{NAMESPACE}/secrets?labelSelector=mizzen.io/provider"
 
 
-class KubernetesSite:
-    """A stack, not started yet, and a cluster that runs."""
+class KubernetesSite(ClusterSite):
+    """See `ClusterSite`."""
 
-    def __init__(self, there: KubernetesCluster, kubelets: Nodes, folder: Path, **provider: Any) -> None:
+    def __init__(
+        self, there: KubernetesCluster, kubelets: Nodes, folder: Path, lost_after_s: float = 600, **provider: Any
+    ) -> None:
         """`provider`: changed settings of the provider `site`."""
+        super().__init__(folder, "cloud", "pods", lost_after_s=lost_after_s)
         self.cluster, self.nodes = there, kubelets
-        self.up = Up(folder, FLEET, settings=yaml.safe_dump({"capacity": CAPACITY}))
-        mizzen = Path(sys.executable).parent / "mizzen"
-        agent = f"{mizzen} agent --config {self.up.data}/run/agents.yaml"
-        body = settings_for(there, **{"region": "cloud", "agent": agent, **provider})
-        config = folder / "config.yaml"
-        config.write_text(config.read_text() + yaml.safe_dump({"providers": {"site": {"kind": "kubernetes", **body}}}))
+        self.add_provider("kubernetes", settings_for(there, **{"region": "cloud", "agent": self.agent, **provider}))
 
-    def start(self) -> None:
-        """Starts the stack, with a tenant."""
-        self.up.start(timeout_s=240)
-        self.up.client().set_tenant("t", 3, {"a100": 16}, None)
+    def machines(self) -> list[str]:
+        """See `ClusterSite.machines`."""
+        return [f"{name}.{pod['metadata']['uid']}" for name, pod in self.cluster.pods().items()]
 
-    def pool(self, **rules: Any) -> None:
-        """Sets the rules of the pool `pods`."""
-        self.up.client().set_pool("cloud", "pods", **rules)
+    def ever(self) -> Counter[str]:
+        """See `ClusterSite.ever`."""
+        return Counter(self.nodes.started)
 
-    def instances(self, *, gone: bool = False) -> list[dict[str, Any]]:
-        """Returns the instances, the newest first."""
-        return list(self.up.client().instances(gone=gone))
+    def secrets(self) -> list[str]:
+        """See `ClusterSite.secrets`."""
+        return [one["metadata"]["name"] for one in self.cluster.call("GET", _SECRETS)["items"]]
 
-    def until_ready(self, count: int) -> list[dict[str, Any]]:
-        """Waits until this many instances are ready; returns them."""
-        wait_until(lambda: len(self._ready()) >= count, f"{count} pods are ready")
-        return self._ready()
-
-    def _ready(self) -> list[dict[str, Any]]:
-        return [one for one in self.instances() if one["phase"] == "ready"]
-
-    def close(self) -> None:
-        """Ends the stack, and what tasks of pods left."""
-        self.up.close()
-        for folder in self.cluster.folder.glob("pods/*/state/agent"):
-            power_off(folder)
+    def states(self) -> Iterator[Path]:
+        """See `ClusterSite.states`."""
+        return self.cluster.folder.glob("pods/*/state/agent")
 
 
 @contextlib.contextmanager

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.kubernetes.cluster import NAMESPACE
 from tests.kubernetes.site import site
 from tests.stack.harness import wait_until
 
@@ -27,5 +26,4 @@ def test_a_gang_runs_on_pods(tmp_path: Path) -> None:
         wait_until(lambda: there.up.ended(gang), "the gang succeeds")
         wait_until(lambda: not there.cluster.pods(), "all pods have ended")
         wait_until(lambda: not there.instances(), "all instances are gone")
-        secrets = f"/api/v1/namespaces/{NAMESPACE}/secrets?labelSelector=mizzen.io/provider"
-        there.cluster.until(lambda: not there.cluster.call("GET", secrets)["items"], "their Secrets are deleted")
+        there.cluster.until(lambda: not there.secrets(), "their Secrets are deleted")

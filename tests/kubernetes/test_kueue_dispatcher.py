@@ -18,9 +18,9 @@ import yaml
 from capacity.providers.kubernetes.api import KubernetesApi
 from server.kueue.dispatcher import KueueDispatcher
 from server.kueue.settings import DispatcherSettings
+from tests.clusters.proxy import losing
 from tests.kubernetes import kueue
 from tests.kubernetes.cluster import RBAC, KubernetesCluster, cluster
-from tests.kubernetes.proxy import losing
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.long, pytest.mark.timeout(600)]
 MIZZEN = Path(sys.executable).parent / "mizzen"
@@ -133,7 +133,11 @@ def test_two_dispatchers_and_lost_answers(there: KubernetesCluster, tmp_path: Pa
 
     watching = threading.Thread(target=record)
     watching.start()
-    with losing(there, tmp_path, 1, "PATCH") as bad, _dispatching(there), _dispatching(there, kubeconfig=str(bad)):
+    with (
+        losing(there.url, 1, "PATCH") as bad,
+        _dispatching(there),
+        _dispatching(there, kubeconfig=str(there.kubeconfig_at(bad))),
+    ):
         config = yaml.safe_load(bad.read_text())
         config["users"][0]["user"]["token"] = "dispatcher-token"
         bad.write_text(yaml.safe_dump(config))

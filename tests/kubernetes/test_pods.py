@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ from capacity.offers import Offer
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
 from capacity.providers.kubernetes import KubernetesProvider
 from tests.capacity.requests import request_for
+from tests.clusters.proxy import losing
 from tests.kubernetes.bench import SLEEP, provider_on
 from tests.kubernetes.cluster import NAMESPACE, KubernetesCluster, cluster, pod_path
 from tests.kubernetes.kubelet import Nodes, nodes
-from tests.kubernetes.proxy import losing
 
 pytestmark = [pytest.mark.kubernetes, pytest.mark.long, pytest.mark.timeout(900)]
 CREATIONS = 200
@@ -78,10 +77,10 @@ def _until_ended(there: KubernetesCluster, provider: KubernetesProvider, native_
     return str(there.until(lambda: _of(provider, native_id).ended, f"pod {native_id} has ended"))
 
 
-def test_lost_answers_create_nothing_twice(there: KubernetesCluster, kubelets: Nodes, tmp_path: Path) -> None:
+def test_lost_answers_create_nothing_twice(there: KubernetesCluster, kubelets: Nodes) -> None:
     """Of 200 creations of which three in four fail in some way, each gives one pod, and its id is known."""
-    with losing(there, tmp_path, 1) as kubeconfig:
-        provider = provider_on(there, kubeconfig=str(kubeconfig))
+    with losing(there.url, 1) as url:
+        provider = provider_on(there, kubeconfig=str(there.kubeconfig_at(url)))
 
         def launched(request: LaunchRequest) -> str:
             while True:

@@ -1,7 +1,7 @@
 """A provider on a real Slurm cluster, whose pilots only sleep."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ import pytest
 
 from capacity.providers.slurm import SettingsOf, SlurmProvider
 from tests.capacity.bench import Bench
-from tests.slurm.cluster import SlurmCluster, cluster, missing
+from tests.slurm.cluster import SlurmCluster, cluster, missing, rest_missing
 
 PARTITIONS = {"batch": {"kind": "spot"}, "urgent": {"price_factor": 2}}
 
@@ -33,12 +33,21 @@ def settings_for(slurm: SlurmCluster, **more: Any) -> dict[str, Any]:
     }
 
 
+TRANSPORTS = ("commands", "rest")
+"""How a provider reaches Slurm."""
+
+
+def provider_on(there: SlurmCluster, transport: str, **more: Any) -> SlurmProvider:
+    """Returns a provider on a cluster."""
+    rest = {"rest": there.rest} if transport == "rest" else {}
+    return SlurmProvider("hpc", SettingsOf.model_validate(settings_for(there, **rest, **more)), "0123456789abcdef")
+
+
 @contextmanager
-def slurm(_: Path) -> Iterator[Bench]:
-    """Yields a bench on a cluster of one node, which holds two pilots."""
-    if (why := missing()) is not None:
+def _on_one_node(transport: str) -> Iterator[Bench]:
+    if (why := missing() or (rest_missing() if transport == "rest" else None)) is not None:
         pytest.skip(why)
-    with cluster(1) as there:
+    with cluster(1, rest=transport == "rest") as there:
 
         @contextmanager
         def away() -> Iterator[None]:
@@ -47,6 +56,16 @@ def slurm(_: Path) -> Iterator[Bench]:
             there.start_controller()
             there.until(lambda: there.jobs() is not None, "the controller answers")
 
-        provider = SlurmProvider("hpc", SettingsOf.model_validate(settings_for(there)), "0123456789abcdef")
+        provider = provider_on(there, transport)
         provider.lists_late_s = 0.0  # This controller does not crash.
         yield Bench(provider, away)
+
+
+def slurm(_: Path) -> AbstractContextManager[Bench]:
+    """Returns a bench on a cluster of one node, which holds two pilots."""
+    return _on_one_node("commands")
+
+
+def slurmrestd(_: Path) -> AbstractContextManager[Bench]:
+    """Returns the same over slurmrestd."""
+    return _on_one_node("rest")

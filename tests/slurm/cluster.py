@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import socket
 import stat
 import subprocess
 import tempfile
@@ -28,6 +29,24 @@ def missing() -> str | None:
     return None if os.geteuid() == 0 else "slurmd needs root"
 
 
+def rest_missing() -> str | None:
+    """Returns why no slurmrestd with JWT can run on this computer; None: it can."""
+    if shutil.which("slurmrestd", path=_PATH) is None:
+        return "the program slurmrestd is not installed"
+    return None if _plugin("auth_jwt") else "the plugin auth/jwt is not installed (Debian: slurm-wlm-jwt-plugin)"
+
+
+def _plugin(name: str) -> bool:
+    return any(Path("/usr/lib").glob(f"*/slurm-wlm/{name}.so"))
+
+
+def _version() -> tuple[int, ...]:
+    said = subprocess.run(
+        ["slurmd", "-V"], env={**os.environ, "PATH": _PATH}, capture_output=True, text=True, check=True
+    )
+    return tuple(int(part) for part in said.stdout.split()[-1].split(".")[:2])
+
+
 OTHERS = "urgent"
 """The name of jobs that tests submit and that are no pilots."""
 _PATH = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -39,6 +58,7 @@ SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={folder}/munge.socket
+{jwt}
 SlurmctldPort={port}
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/slurmd.%n.pid
@@ -78,13 +98,20 @@ class SlurmCluster:
     """The cluster. Its nodes are `n1` to `nN`, each with 4 CPUs, 4 GiB of memory and 2 fake GPUs."""
 
     def __init__(
-        self, folder: Path, nodes: int, *, min_job_age_s: int = 300, grace_s: int = 20, user_signal: bool = True
+        self,
+        folder: Path,
+        nodes: int,
+        *,
+        min_job_age_s: int = 300,
+        grace_s: int = 20,
+        user_signal: bool = True,
+        rest: bool = False,
     ) -> None:
         """Writes the configuration. `folder` must be new; its path must be short, because it has a socket.
 
-        `user_signal`: whether the signal of `--signal` is also sent at a preemption.
+        `user_signal`: whether the signal of `--signal` is also sent at a preemption. `rest`: slurmrestd runs, too.
         """
-        self.folder = folder
+        self.folder, self._rest, self._rest_port = folder, rest, free_port()
         self.nodes = [f"n{number}" for number in range(1, nodes + 1)]
         self.conf = folder / "slurm.conf"
         folder.mkdir(mode=0o755, exist_ok=True)
@@ -94,6 +121,8 @@ class SlurmCluster:
             os.mknod(device := folder / f"gpu{gpu}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))  # As /dev/null.
             gres.append(f"Name=gpu Type=a100 File={device}\n")
         (folder / "gres.conf").write_text("".join(gres))
+        if _version() >= (23, 2):  # Else slurmd looks for systemd. Earlier versions do not know this value.
+            (folder / "cgroup.conf").write_text("CgroupPlugin=disabled\n")
         lines = [
             f"NodeName={name} NodeHostname=localhost NodeAddr=127.0.0.1 Port={free_port()} CPUs=4 RealMemory=4096"
             f" Gres=gpu:a100:2 State=UNKNOWN"
@@ -104,6 +133,7 @@ class SlurmCluster:
             _CONF.format(
                 folder=folder, port=self.port, nodes="\n".join(lines), partitions=PARTITIONS.format(grace_s=grace_s),
                 min_job_age_s=min_job_age_s,
+                jwt=f"AuthAltTypes=auth/jwt\nAuthAltParameters=jwt_key={folder}/jwt.key" if rest else "",
                 user_signal="SlurmctldParameters=preempt_send_user_signal" if user_signal else "",
             )
         )  # fmt: skip
@@ -120,12 +150,37 @@ class SlurmCluster:
             f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munge.seed",
             f"--log-file={self.folder}/munged.log", "--num-threads=1",
         )  # fmt: skip
+        (jwt := self.folder / "jwt.key").write_bytes(os.urandom(32))
+        jwt.chmod(0o600)
         while not (self.folder / "munge.socket").exists():
             time.sleep(0.02)
         self.start_controller()
         for name in self.nodes:
             self.start_node(name)
         self.until(lambda: self.states() == dict.fromkeys(self.nodes, "idle"), "all nodes are idle", 10.0)
+        if self._rest:
+            self._start_rest()
+
+    @property
+    def rest(self) -> dict[str, str]:
+        """The settings with which a provider uses slurmrestd."""
+        version = "v0.0.38" if _plugin("openapi_v0_0_38") else "v0.0.42"
+        url = f"http://127.0.0.1:{self._rest_port}/slurm/{version}"
+        return {"url": url, "user": "root", "token_file": str(self.folder / "token")}
+
+    def _start_rest(self) -> None:
+        (self.folder / "token").write_text(self.command("scontrol", "token", "lifespan=36000"))
+        plugins = ["-s", "openapi/v0.0.38"] if _plugin("openapi_v0_0_38") else ["-s", "slurmctld", "-d", "v0.0.42"]
+        self._run(
+            "slurmrestd", "-u", "nobody", "-g", "nogroup", "-a", "rest_auth/jwt", *plugins,
+            f"127.0.0.1:{self._rest_port}", more={"SLURM_JWT": "daemon"},
+        )  # fmt: skip
+
+        def listens() -> bool:
+            with socket.socket() as to:
+                return not to.connect_ex(("127.0.0.1", self._rest_port))
+
+        self.until(listens, "slurmrestd listens")
 
     def start_controller(self) -> None:
         """Starts slurmctld. It continues with the state of the previous one."""
@@ -140,6 +195,17 @@ class SlurmCluster:
         process = self._processes.pop(label)
         process.kill()
         process.wait()
+
+    def kill_saved_controller(self) -> None:
+        """Kills slurmctld after it has saved all jobs until now, which takes it some seconds."""
+        mark, state = f"saved-{time.monotonic_ns()}", self.folder / "state" / "job_state"
+        job = self.command(
+            "sbatch", "--parsable", "--hold", "--chdir=/", "--output=/dev/null", f"--job-name={OTHERS}",
+            f"--comment={mark}", "--wrap=true",
+        )  # fmt: skip
+        self.until(lambda: mark.encode() in state.read_bytes(), "the controller has saved its state")
+        self.command("scancel", job)
+        self.kill("slurmctld")
 
     def stop_controller(self) -> None:
         """Ends slurmctld after it has saved its state. One that is killed forgets jobs of the last seconds."""
@@ -197,7 +263,7 @@ class SlurmCluster:
         """Cancels all jobs, then ends all daemons and the processes of the jobs."""
         with contextlib.suppress(AssertionError, subprocess.TimeoutExpired):
             self.command("scancel", "--user=root", "--full", "--signal=KILL")
-        for label in ("slurmctld", *self.nodes, "munged"):
+        for label in ("slurmrestd", "slurmctld", *self.nodes, "munged"):
             if label in self._processes:
                 self.kill(label)
         needle = f"SLURM_CONF={self.conf}".encode()
@@ -207,11 +273,11 @@ class SlurmCluster:
                 if entry.name.isdigit() and not own and needle in (entry / "environ").read_bytes().split(b"\0"):
                     os.kill(int(entry.name), 9)
 
-    def _run(self, program: str, *arguments: str, label: str | None = None) -> None:
+    def _run(self, program: str, *arguments: str, label: str | None = None, more: dict[str, str] | None = None) -> None:
         with (self.folder / f"{label or program}.out").open("ab") as out:
             path = shutil.which(program, path=_PATH) or program
             self._processes[label or program] = subprocess.Popen(
-                [path, *arguments], env=self.environ, stdout=out, stderr=out, start_new_session=True
+                [path, *arguments], env={**self.environ, **(more or {})}, stdout=out, stderr=out, start_new_session=True
             )
 
 

@@ -1,91 +1,31 @@
-"""Faults of pilots, of a Slurm cluster and of mizzen's processes, one after the other, in a random order."""
+"""Faults of pilots and of a Slurm cluster."""
 
 import contextlib
-import heapq
 import os
-import random
 import re
 import signal
-import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator
-from itertools import count
+from collections.abc import Iterator
 from pathlib import Path
 
-from tests.chaos.faults import BLACKOUT_S, Faults, now_s
 from tests.chaos.observed import Observed
-from tests.chaos.schedule import Fault
+from tests.clusters.faults import ClusterFaults
 from tests.slurm.cluster import OTHERS, SlurmCluster
 from tests.stack.harness import Up
 
-KINDS = ("agent", "pilot", "scancel", "drain", "down", "preempt", "slurmctld", "mizzen")
-_PARTS = ("worker", "api", "gateway", "temporal", "postgres", "backend")
-_PATIENCE_S = 120.0
 _LIVE = "running,pending,configuring,completing,suspended"
 
 
-class SlurmFaults:
-    """Injects the faults, and ends each after some seconds."""
+class SlurmFaults(ClusterFaults):
+    """See `ClusterFaults`."""
+
+    kinds = ("agent", "pilot", "scancel", "drain", "down", "preempt", "slurmctld", "mizzen")
+    harmless = ("slurmctld", "mizzen")
 
     def __init__(self, slurm: SlurmCluster, up: Up, scratch: Path, seen: Observed, seed: int) -> None:
-        self._slurm, self._seen = slurm, seen
-        self._chance = random.Random(seed)
-        self._own = Faults(up, scratch, seen, lambda: None)
-        self._ends: list[tuple[float, int, Callable[[], None]]] = []
-        self._numbers = count()
+        super().__init__(up, scratch, seen, seed)
+        self._slurm = slurm
         self._broken: list[str] = []
         """The nodes that a fault keeps down or drained, once for each fault."""
-        self._stop = threading.Event()
-        self._reaper = threading.Thread(target=self._reap, daemon=True)
-        self.done: Counter[str] = Counter()
-
-    def run(self, each: int, every_s: float) -> None:
-        """Injects `each` faults of each kind, with a mean of `every_s` between two, and waits for the end of all."""
-        self._reaper.start()
-        kinds = [kind for kind in KINDS for _ in range(each)]
-        self._chance.shuffle(kinds)
-        for kind in kinds:
-            self._pause(self._chance.expovariate(1 / every_s))
-            give_up_s = time.monotonic() + _PATIENCE_S
-            while not self._begin(kind):
-                assert time.monotonic() < give_up_s, f"{kind}: for {_PATIENCE_S:.0f} s there was nothing to hit"
-                self._pause(0.5)
-            self.done[kind] += 1
-        while self._ends:
-            self._pause(0.5)
-
-    def close(self) -> None:
-        """Ends the thread that removes what ended jobs have left."""
-        self._stop.set()
-        self._reaper.join()
-
-    def _pause(self, for_s: float) -> None:
-        """Waits, and ends the faults that are due."""
-        until_s = time.monotonic() + for_s
-        while True:
-            while self._ends and self._ends[0][0] <= time.monotonic():
-                end = heapq.heappop(self._ends)[2]
-                try:
-                    end()
-                except AssertionError:  # The controller is away.
-                    self._later(1.0, end)
-            if time.monotonic() >= until_s:
-                return
-            time.sleep(0.1)
-
-    def _later(self, for_s: float, end: Callable[[], None]) -> None:
-        heapq.heappush(self._ends, (time.monotonic() + for_s, next(self._numbers), end))
-
-    def _begin(self, kind: str) -> bool:
-        """Begins a fault; False: there is nothing to hit now, or the controller is away."""
-        with contextlib.suppress(AssertionError, ProcessLookupError):
-            at_s = now_s()
-            hit = getattr(self, f"_{kind}")()
-            if hit and kind not in ("slurmctld", "mizzen"):  # Machines may count as lost before an end is recorded.
-                self._seen.blackouts.append((at_s, now_s() + BLACKOUT_S))
-            return bool(hit)
-        return False
 
     # ---------------------------------------------------------------------------------------------------------- pilots
 
@@ -168,12 +108,6 @@ class SlurmFaults:
         self._later(self._chance.uniform(0, 8), self._slurm.start_controller)
         return True
 
-    def _mizzen(self) -> bool:
-        """One of mizzen's own processes dies."""
-        part, before = self._chance.choice(_PARTS), len(self._own.done)
-        self._own.begin(Fault(0.0, f"kill-{part}", self._chance.random()))
-        return len(self._own.done) > before
-
     # ------------------------------------------------------------------------------------------------------- processes
 
     def _processes(self) -> Iterator[tuple[int, str, bytes]]:
@@ -191,16 +125,14 @@ class SlurmFaults:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def _reap(self) -> None:
+    def _tidy(self) -> None:
         """Kills what ended jobs have left, as Slurm does where it tracks processes by cgroups, and resumes nodes."""
-        while not self._stop.wait(1.0):
-            with contextlib.suppress(AssertionError):
-                # Also nodes that a controller drained because it forgot jobs and gave their numbers to others.
-                for node, state in self._slurm.states().items():
-                    if node not in self._broken and state.rstrip("*") in ("down", "drain", "drng"):
-                        self._slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
-                left = {job for _, job, _ in self._processes()}
-                self._kill(left - set(self._slurm.command("squeue", "-h", "-t", _LIVE, "-o", "%i").split()))
+        # Also nodes that a controller drained because it forgot jobs and gave their numbers to others.
+        for node, state in self._slurm.states().items():
+            if node not in self._broken and state.rstrip("*") in ("down", "drain", "drng"):
+                self._slurm.command("scontrol", "update", f"nodename={node}", "state=resume")
+        left = {job for _, job, _ in self._processes()}
+        self._kill(left - set(self._slurm.command("squeue", "-h", "-t", _LIVE, "-o", "%i").split()))
 
 
 def _read(pid: int, name: str) -> bytes:

@@ -1,65 +1,48 @@
 """An installation whose machines are pilot jobs of a Slurm cluster, all on this computer."""
 
 import contextlib
-import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from agent.fleet import power_off
+from tests.clusters.site import ClusterSite
 from tests.slurm.bench import settings_for
 from tests.slurm.cluster import SlurmCluster, cluster
-from tests.stack.harness import Up, wait_until
-
-FLEET = "{version: 1, regions: [{name: hpc, clusters: []}]}"
-CAPACITY = {"interval_s": 1, "refused_pause_s": 3, "drain_s": 60, "no_work_s": 20, "leave_s": 10}
 
 
-class SlurmSite:
-    """A stack, not started yet, and a cluster that runs."""
+class SlurmSite(ClusterSite):
+    """See `ClusterSite`."""
 
     def __init__(
-        self, slurm: SlurmCluster, folder: Path, fleet: str = FLEET, lost_after_s: float = 600, **provider: Any
+        self, slurm: SlurmCluster, folder: Path, fleet: str | None = None, lost_after_s: float = 600, **provider: Any
     ) -> None:
         """`provider`: changed settings of the provider `site`."""
+        super().__init__(folder, "hpc", "pilots", fleet, lost_after_s)
         self.slurm = slurm
-        capacity = yaml.safe_dump({"capacity": {**CAPACITY, "lost_after_s": lost_after_s}})
-        self.up = Up(folder, fleet, settings=capacity)
-        mizzen = Path(sys.executable).parent / "mizzen"
-        agent = f"{mizzen} agent --config {self.up.data}/run/agents.yaml"
-        body = settings_for(slurm, region="hpc", agent=agent, kill_wait_s=5, **provider)
-        config = folder / "config.yaml"
-        config.write_text(config.read_text() + yaml.safe_dump({"providers": {"site": {"kind": "slurm", **body}}}))
+        self.add_provider("slurm", settings_for(slurm, region="hpc", agent=self.agent, kill_wait_s=5, **provider))
 
     def start(self) -> None:
-        """Starts the stack, with a tenant."""
+        """See `ClusterSite.start`. The workers find Slurm's commands."""
         self.up.environment = {"PATH": self.slurm.environ["PATH"]}
-        self.up.start(timeout_s=240)
-        self.up.client().set_tenant("t", 3, {"a100": 16}, None)
+        super().start()
 
-    def pool(self, **rules: Any) -> None:
-        """Sets the rules of the pool `pilots`."""
-        self.up.client().set_pool("hpc", "pilots", **rules)
+    def machines(self) -> list[str]:
+        """See `ClusterSite.machines`."""
+        return [f"{job}.{name}" for name, jobs in self.slurm.jobs().items() for job in jobs]
 
-    def instances(self, *, gone: bool = False) -> list[dict[str, Any]]:
-        """Returns the instances, the newest first."""
-        return list(self.up.client().instances(gone=gone))
+    def ever(self) -> Counter[str]:
+        """See `ClusterSite.ever`. Slurm must keep ended jobs for the whole test."""
+        listed = self.slurm.command("squeue", "-h", "-t", "all", "-o", "%j").splitlines()
+        return Counter(name for name in listed if name.startswith("in-"))
 
-    def until_ready(self, count: int) -> list[dict[str, Any]]:
-        """Waits until this many instances are ready; returns them."""
-        wait_until(lambda: len(self._ready()) >= count, f"{count} pilots are ready")
-        return self._ready()
+    def secrets(self) -> list[str]:
+        """See `ClusterSite.secrets`."""
+        return [file.name for file in (self.slurm.folder / "pilots").glob("*.env")]
 
-    def _ready(self) -> list[dict[str, Any]]:
-        return [one for one in self.instances() if one["phase"] == "ready"]
-
-    def close(self) -> None:
-        """Ends the stack, and what tasks of pilots left."""
-        self.up.close()
-        for folder in self.slurm.folder.glob("mizzen-*"):
-            power_off(folder)
+    def states(self) -> Iterator[Path]:
+        """See `ClusterSite.states`."""
+        return self.slurm.folder.glob("mizzen-*")
 
 
 @contextlib.contextmanager

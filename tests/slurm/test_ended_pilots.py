@@ -170,7 +170,7 @@ def test_the_controller_is_away(there: SlurmSite, tmp_path: Path) -> None:
     """While slurmctld is dead, gangs run on, and nothing is lost or submitted; then the pool grows for what waits."""
     workload = _running(there, "one", 1, tmp_path / "gate")
     before = there.slurm.jobs()
-    there.slurm.kill("slurmctld")
+    there.slurm.kill_saved_controller()
     other = there.up.submit("two", 10, 0.1, tasks=2)
     time.sleep(25)
     assert there.up.phase(workload) == "running"

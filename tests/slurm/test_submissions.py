@@ -1,22 +1,27 @@
 """Pilots are submitted once, whatever happens to the answers of Slurm."""
 
+import contextlib
 import os
 import random
 import stat
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from capacity.ledger_audit import LedgerEntry, compare
 from capacity.offers import Offer
-from capacity.provider import FoundMachine, LaunchRequest, ProviderUnavailable
-from capacity.providers.slurm import SettingsOf, SlurmProvider
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, ProviderUnavailable, Refusal
+from capacity.providers.slurm import SlurmProvider
+from domain import agent_exits
 from domain.ids import new_instance_id
 from tests.capacity.requests import request_for
-from tests.slurm.bench import settings_for
-from tests.slurm.cluster import SlurmCluster, cluster
+from tests.clusters.proxy import losing
+from tests.slurm.bench import TRANSPORTS, provider_on
+from tests.slurm.cluster import SlurmCluster, cluster, rest_missing
 
 pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(900)]
 SUBMISSIONS = 200
@@ -33,8 +38,32 @@ esac
 """
 
 
-def _provider(slurm: SlurmCluster) -> SlurmProvider:
-    return SlurmProvider("hpc", SettingsOf.model_validate(settings_for(slurm)), "0123456789abcdef")
+@pytest.fixture(params=TRANSPORTS)
+def transport(request: pytest.FixtureRequest) -> str:
+    """How the provider reaches Slurm."""
+    if request.param == "rest" and (why := rest_missing()) is not None:
+        pytest.skip(why)
+    return str(request.param)
+
+
+@contextlib.contextmanager
+def _cluster(transport: str, nodes: int, **options: Any) -> Iterator[tuple[SlurmCluster, SlurmProvider]]:
+    with cluster(nodes, rest=transport == "rest", **options) as slurm:
+        yield slurm, provider_on(slurm, transport)
+
+
+@contextlib.contextmanager
+def _losing(slurm: SlurmCluster, transport: str, folder: Path, patch: pytest.MonkeyPatch) -> Iterator[SlurmProvider]:
+    """Yields a provider of whose submissions three in four fail in some way."""
+    if transport == "rest":
+        url, slash, path = slurm.rest["url"].partition("/slurm/")
+        with losing(url, 1) as proxy:
+            yield provider_on(slurm, "commands", rest={**slurm.rest, "url": proxy + slash + path})
+        return
+    (wrapper := folder / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch"))
+    wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
+    patch.setenv("PATH", f"{folder}:{slurm.environ['PATH']}")
+    yield provider_on(slurm, "commands")
 
 
 def _launched(provider: SlurmProvider, request: LaunchRequest) -> str:
@@ -51,17 +80,18 @@ def _offer(provider: SlurmProvider) -> Offer:
 
 
 @pytest.mark.parametrize("kills", [False, True], ids=["lost answers", "lost answers and crashes"])
-def test_lost_answers_submit_nothing_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, kills: bool) -> None:
+def test_lost_answers_submit_nothing_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, transport: str, *, kills: bool
+) -> None:
     """Of 200 submissions of which three in four fail in some way, each gives one job, and its number is known.
 
     A controller that is killed forgets jobs of the last seconds, gives their numbers to others, and accepts a job twice
     that sbatch sends again. The comparison with the ledger then finds the lost ones, and ends second ones.
     """
-    with cluster(1) as slurm:
-        (wrapper := tmp_path / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch"))
-        wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
-        monkeypatch.setenv("PATH", f"{tmp_path}:{slurm.environ['PATH']}")
-        provider = _provider(slurm)
+    with (
+        cluster(1, rest=transport == "rest") as slurm,
+        _losing(slurm, transport, tmp_path, monkeypatch) as provider,
+    ):
         requests = [request_for(_offer(provider)) for _ in range(SUBMISSIONS)]
         with ThreadPoolExecutor(4) as threads:
             launching = [threads.submit(_launched, provider, request) for request in requests]
@@ -97,10 +127,9 @@ def _live(provider: SlurmProvider) -> dict[str, str]:
     return found
 
 
-def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path) -> None:
+def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path, transport: str) -> None:
     """If a submission reaches the controller after it was repeated, the list has both jobs, and the later one ends."""
-    with cluster(1) as slurm:
-        provider = _provider(slurm)
+    with _cluster(transport, 1) as (slurm, provider):
         request = request_for(_offer(provider))
         first = provider.launch(request)
         late = slurm.command(
@@ -114,10 +143,9 @@ def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path) -> None:
         assert provider.launch(request) == first
 
 
-def test_secrets_of_forgotten_jobs_are_deleted() -> None:
+def test_secrets_of_forgotten_jobs_are_deleted(transport: str) -> None:
     """A controller that crashed may forget a job. Its secrets go after a while; those of jobs that wait stay."""
-    with cluster(1) as slurm:
-        provider = _provider(slurm)
+    with _cluster(transport, 1) as (slurm, provider):
         running, waits, forgotten = request_for(_offer(provider)), request_for(_offer(provider)), new_instance_id()
         provider.launch(running)
         slurm.until(lambda: not list((slurm.folder / "pilots").glob("*.env")), "the first one has started")
@@ -142,10 +170,9 @@ def _of(provider: SlurmProvider, job: str) -> FoundMachine:
     return next(one for one in provider.describe() if one.native_id == job)
 
 
-def test_ends_have_their_reason() -> None:
+def test_ends_have_their_reason(transport: str) -> None:
     """What an administrator, a user, another partition or a node does to a job is told with its reason."""
-    with cluster(2, grace_s=2) as slurm:
-        provider = _provider(slurm)
+    with _cluster(transport, 2, grace_s=2) as (slurm, provider):
         cancelled, preempted, drained, failed = (provider.launch(request_for(_offer(provider))) for _ in range(4))
         waits = provider.launch(request_for(_offer(provider)))
         slurm.until(lambda: _of(provider, failed).waits is None, "four jobs run")
@@ -173,10 +200,9 @@ def test_ends_have_their_reason() -> None:
         assert "preempted" in (_of(provider, preempted).ended or "")
 
 
-def test_nodes_that_are_drained_or_fail() -> None:
+def test_nodes_that_are_drained_or_fail(transport: str) -> None:
     """A drained node is to be left, with the administrator's reason; a node that fails ends its job."""
-    with cluster(2) as slurm:
-        provider = _provider(slurm)
+    with _cluster(transport, 2) as (slurm, provider):
         launched = [provider.launch(request_for(_offer(provider))) for _ in range(4)]
         first = launched[0]
         slurm.until(lambda: len([one for one in provider.describe() if one.waits is None]) == 4, "four jobs run")
@@ -188,20 +214,36 @@ def test_nodes_that_are_drained_or_fail() -> None:
         assert _of(provider, other).leaves is None
         slurm.kill(on[_number(other)])
         slurm.command("scontrol", "update", f"nodename={on[_number(other)]}", "state=down", "reason=broken")
-        slurm.until(
-            lambda: f"node {on[_number(other)]} has failed" == _of(provider, other).ended, "the job ended with its node"
-        )
+        words = [f"node {on[_number(other)]} has failed"]
+        if transport == "rest":  # slurmrestd of 22.05 ignores that the job must not be requeued.
+            words.append(agent_exits.SAID[agent_exits.RESTARTED])
+        slurm.until(lambda: _of(provider, other).ended in words, "the job ended with its node")
 
 
-def test_a_job_that_slurm_starts_again_ends() -> None:
+def test_a_job_that_slurm_starts_again_ends(transport: str) -> None:
     """A pilot that a site requeues exits at once, and says so."""
-    with cluster(1) as slurm:
-        provider = _provider(slurm)
+    with _cluster(transport, 1) as (slurm, provider):
         job = provider.launch(request_for(_offer(provider), new_instance_id()))
-        slurm.until(lambda: _of(provider, job).waits is None, "the job runs")
+        # Slurm shows a job as running before its script does; one that is requeued until then fails instead.
+        slurm.until(lambda: not list((slurm.folder / "pilots").glob("*.env")), "the script runs")
         slurm.command("scontrol", "update", f"jobid={_number(job)}", "requeue=1")
         slurm.command("scontrol", "requeue", _number(job))
-        slurm.until(lambda: _of(provider, job).waits is not None, "the job waits again")
+        slurm.until(lambda: "again" in (_of(provider, job).ended or ""), "the machine has ended")
         # Slurm would wait two minutes, until it takes no credential of the job's first start any more.
         slurm.command("scontrol", "update", f"jobid={_number(job)}", "starttime=now")
-        slurm.until(lambda: "again" in (_of(provider, job).ended or ""), "the job ended", 200.0)
+        slurm.until(lambda: not slurm.jobs(), "the job ended", 200.0)
+        assert "again" in (_of(provider, job).ended or "")
+
+
+def test_a_wrong_request_and_a_wrong_token(transport: str) -> None:
+    """A partition that does not exist is a wrong request; a token that is not valid says nothing about a launch."""
+    with _cluster(transport, 1) as (slurm, provider):
+        wrong = provider_on(slurm, transport, partitions={"batch": {"partition": "nowhere"}})
+        with pytest.raises(LaunchRefused, match="Invalid partition name") as raised:
+            wrong.launch(request_for(_offer(wrong)))
+        assert raised.value.refusal is Refusal.REQUEST
+        if transport == "rest":
+            Path(slurm.rest["token_file"]).write_text("x.y.z")
+            for request in (provider.describe, lambda: provider.launch(request_for(_offer(provider)))):
+                with pytest.raises(ProviderUnavailable):
+                    request()

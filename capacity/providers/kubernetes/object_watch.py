@@ -53,16 +53,14 @@ class ObjectWatch:
         """Lists once, then continues the watch from its last event or bookmark; lists again only if that is too old."""
         pause_s, what = _PAUSE_S, f"{self._name}: the watch of {self._resource}"
         while not self._closed.is_set():
-            began_s, began_at = time.monotonic(), self._version
+            began_s, began_at, interrupted = time.monotonic(), self._version, True
             try:
                 if not self._version:
                     found, version = self._api.objects(self._resource, labels=self._labels)
                     self._listed(found)
                     self._version = version
                 self._follow()
-                if time.monotonic() > began_s + _LASTING_S or self._version not in ("", began_at):
-                    pause_s = _PAUSE_S
-                    continue
+                interrupted = False
             except ApiRefused as refused:
                 if refused.status == 410:
                     _log.info("%s expired; listing again", what)
@@ -74,6 +72,10 @@ class ObjectWatch:
             except Exception:  # One event must not end the watch for ever.
                 self._version = ""
                 _log.exception("%s: an event", what)
+            if time.monotonic() > began_s + _LASTING_S or self._version not in ("", began_at):
+                pause_s = _PAUSE_S
+                if not interrupted:
+                    continue
             self._closed.wait(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -3,19 +3,12 @@
 import os
 import pwd
 import subprocess
+from collections.abc import Mapping
 
-from capacity.provider import LaunchRefused, ProviderUnavailable, Refusal
+from capacity.provider import ProviderUnavailable
 from capacity.providers.slurm.jobs import FORMAT, PilotJob
+from capacity.providers.slurm.refusals import is_unknown, refused
 from capacity.providers.slurm.settings import SlurmSettings
-
-_SILENT = (
-    "Unable to contact slurm controller", "Socket timed out", "temporarily unable", "Resource temporarily unavailable",
-    "Zero Bytes", "standby mode", "authentication", "Munge", "munge", "Connection", "Transport endpoint",
-    "Insane message length", "shutdown", "Communication",
-)  # fmt: skip
-"""Errors after which the outcome of a command is unknown, or which do not depend on the job."""
-_CAPACITY = ("node configuration is not available", "nodes are busy", "DOWN, DRAINED", "Required node not available")
-_QUOTA = ("QOS", "accounting", "Assoc", "limit on the number", "PilotJob violates")
 
 
 class SlurmCommands:
@@ -36,7 +29,7 @@ class SlurmCommands:
         named = [] if name is None else [f"--name={name}"]
         said = self._run("squeue", "--noheader", "--states=all", f"--user={self._user}", *named, f"--Format={FORMAT}")
         try:
-            found = [PilotJob(line) for line in said.splitlines() if line.strip()]
+            found = [PilotJob.of_line(line) for line in said.splitlines() if line.strip()]
         except ValueError as error:
             raise ProviderUnavailable(f"{self._name}: {error}") from None
         return [job for job in found if job.comment == comment]
@@ -50,14 +43,15 @@ class SlurmCommands:
         said = self._run("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E")
         return {node: why for node, _, why in (line.partition("|") for line in said.splitlines())}
 
-    def submit(self, options: list[str], script: str) -> str:
+    def submit(self, options: Mapping[str, str], script: str) -> str:
         """Submits a batch script; returns the number of the job.
 
         Raises:
             LaunchRefused: Slurm refused it.
             ProviderUnavailable: the job may have been submitted.
         """
-        said = self._run("sbatch", "--parsable", *options, script=script, launches=True)
+        flags = [f"--{name}={value}" if value else f"--{name}" for name, value in options.items()]
+        said = self._run("sbatch", "--parsable", *flags, script=script, launches=True)
         job = said.strip().partition(";")[0]
         if not job.isdigit():
             raise ProviderUnavailable(f"{self._name}: sbatch: the answer {said!r} contains no job number")
@@ -90,12 +84,10 @@ class SlurmCommands:
         if done.returncode == 0:
             return done.stdout
         said = " ".join(done.stderr.split()) or f"exit status {done.returncode}"
-        if any(part in said for part in _SILENT):
+        if is_unknown(said):
             raise ProviderUnavailable(f"{self._name}: {words[0]}: {said}")
         if may_fail and ("Invalid job id" in said or not done.stderr.strip()):
             return ""  # With --quiet, it prints nothing about a job that does not exist.
         if launches and "submission failed" in said:
-            kinds = ((Refusal.CAPACITY, _CAPACITY), (Refusal.QUOTA, _QUOTA))
-            kind = next((kind for kind, parts in kinds if any(part in said for part in parts)), Refusal.REQUEST)
-            raise LaunchRefused(kind, said)
+            raise refused(said)
         raise ProviderUnavailable(f"{self._name}: {words[0]}: {said}")

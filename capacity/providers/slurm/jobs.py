@@ -1,5 +1,8 @@
 """Derives the state of a machine from Slurm's record of its pilot job: waits, ends, and the reasons."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from capacity.provider import FoundMachine
 from domain import agent_exits
 
@@ -34,20 +37,50 @@ def native_id(job: str, instance: str) -> str:
 
 
 class PilotJob:
-    """A job, as a line of `squeue` shows it."""
+    """A job, as Slurm shows it."""
 
-    def __init__(self, line: str) -> None:
-        """Raises ValueError if the line is not one of `FORMAT`."""
-        parts = [part.strip() for part in line.split("|", len(FIELDS) - 1)]
-        if len(parts) < len(FIELDS):
-            raise ValueError(f"squeue: {line!r} has {len(parts)} columns, not {len(FIELDS)}")
-        found = dict(zip(FIELDS, parts, strict=True))
+    def __init__(self, found: Mapping[str, str]) -> None:
+        """`found` has the columns of `FIELDS`."""
         self.id, self.state, self.name, self.comment = (found[key] for key in ("JobID", "State", "Name", "Comment"))
-        self.nodes, self.reason = found["NodeList"], found["Reason"].rstrip("|").strip()
+        self.nodes, self.reason = found["NodeList"], found["Reason"]
         self.restarts = int(found["RestartCnt"] or 0)
         self._exit = found["exit_code"]
         self.submitted_s, self._start_s, self._end_s, self._preempted_s = (
             _seconds(found[key]) for key in ("SubmitTime", "StartTime", "EndTime", "PreemptTime")
+        )
+
+    @classmethod
+    def of_line(cls, line: str) -> "PilotJob":
+        """Parses a line of `squeue` in `FORMAT`.
+
+        Raises:
+            ValueError: it is not one.
+        """
+        parts = [part.strip() for part in line.split("|", len(FIELDS) - 1)]
+        if len(parts) < len(FIELDS):
+            raise ValueError(f"squeue: {line!r} has {len(parts)} columns, not {len(FIELDS)}")
+        found = dict(zip(FIELDS, parts, strict=True))
+        return cls({**found, "Reason": found["Reason"].rstrip("|").strip()})
+
+    @classmethod
+    def of_json(cls, job: Mapping[str, Any]) -> "PilotJob":
+        """Takes a job of slurmrestd. Numbers are objects, and states are lists, from v0.0.40 on.
+
+        Raises:
+            KeyError, TypeError, ValueError: it has not the fields of a job.
+        """
+        times = {"SubmitTime": "submit_time", "StartTime": "start_time", "EndTime": "end_time"}
+        times["PreemptTime"] = "preempt_time"
+        names = {"NodeList": "nodes", "Name": "name", "Comment": "comment", "Reason": "state_reason"}
+        return cls(
+            {
+                "JobID": str(int(job["job_id"])),
+                "State": _state(job["job_state"]),
+                "exit_code": _exit_code(job["exit_code"]),
+                "RestartCnt": str(int(job["restart_cnt"])),
+                **{key: str(_number(job[field]) or "") for key, field in times.items()},
+                **{key: str(job[field]) for key, field in names.items()},
+            }
         )
 
     @property
@@ -89,7 +122,8 @@ class PilotJob:
         """Why the job has ended; None: it exists."""
         said = ENDS.get(self.state)
         if said is None:
-            return None
+            requeued = self.restarts and self.state in _WAITING
+            return agent_exits.SAID[agent_exits.RESTARTED] if requeued else None
         status, by = _end(self._exit)
         if self.state == "FAILED" and status in agent_exits.SAID:
             return agent_exits.SAID[status]
@@ -100,6 +134,27 @@ class PilotJob:
 def _seconds(text: str) -> float | None:
     """Parses a time in seconds since the epoch; None: Slurm knows none (`N/A`, `NONE`, `Unknown`)."""
     return float(text) if text.isdigit() else None
+
+
+def _number(found: Any) -> int:
+    """Returns a number of slurmrestd; 0: it has none."""
+    if isinstance(found, Mapping):
+        return int(found["number"]) if found["set"] and not found["infinite"] else 0
+    return int(found or 0)
+
+
+def _state(found: str | list[str]) -> str:
+    """Returns the state that `squeue` would show: flags, which follow the state, are more precise."""
+    states = [found] if isinstance(found, str) else found
+    if "COMPLETING" in states:
+        return "COMPLETING"
+    return next((one for one in reversed(states) if one in _WAITING or one in ENDS), states[0])
+
+
+def _exit_code(found: Any) -> str:
+    if isinstance(found, Mapping):
+        return f"{_number(found['return_code'])}:{_number(found['signal']['id'])}"
+    return str(int(found or 0))
 
 
 def _end(text: str) -> tuple[int, int]:

@@ -34,8 +34,8 @@ def secrets(request: LaunchRequest) -> str:
     )
 
 
-def options(settings: SlurmSettings, request: LaunchRequest, comment: str) -> list[str]:
-    """Returns the options of `sbatch`."""
+def options(settings: SlurmSettings, request: LaunchRequest, comment: str) -> dict[str, str]:
+    """Returns the options of `sbatch`; the value of a flag is empty."""
     of, machine = settings.partitions[request.offer.zone], settings.machine_types[request.offer.shape.machine_type]
     gres = machine.gres or (f"gpu:{machine.gpus}" if machine.gpus else None)
     features = "&".join(feature for feature in (of.constraint, machine.constraint) if feature)
@@ -62,8 +62,8 @@ def options(settings: SlurmSettings, request: LaunchRequest, comment: str) -> li
         "open-mode": "append",
         "chdir": "/",
     }
-    flags = ["--no-requeue", *(["--exclusive"] if machine.exclusive else [])]
-    return [*flags, *(f"--{name}={value}" for name, value in given.items() if value is not None)]
+    flags = {"no-requeue": "", **({"exclusive": ""} if machine.exclusive else {})}
+    return flags | {name: value for name, value in given.items() if value is not None}
 
 
 def partition_of(zone: str, of: SlurmPartition) -> str:

@@ -10,6 +10,7 @@ from capacity.providers.offered_zones import check_offered, offers_of
 from capacity.providers.slurm.commands import SlurmCommands
 from capacity.providers.slurm.jobs import PilotJob, native_id
 from capacity.providers.slurm.pilot_script import options, script, secrets, secrets_file, secrets_files
+from capacity.providers.slurm.rest import SlurmRestApi
 from capacity.providers.slurm.settings import SlurmSettings
 from domain.ids import is_name
 from infra.config.settings import Settings
@@ -31,7 +32,11 @@ class SlurmProvider:
         self.name = name
         self._settings = settings
         self._comment = f"mizzen:{installation}"
-        self._commands = SlurmCommands(name, settings)
+        self._commands: SlurmCommands | SlurmRestApi = (
+            SlurmCommands(name, settings)
+            if settings.rest is None
+            else SlurmRestApi(name, settings.rest, settings.timeout_s)
+        )
 
     def offers(self) -> Sequence[Offer]:
         """See `Provider.offers`."""
@@ -56,13 +61,13 @@ class SlurmProvider:
             job = self._commands.submit(
                 options(self._settings, request, self._comment), script(self._settings, request)
             )
-        except LaunchRefused:
-            file.unlink(missing_ok=True)
+        except (LaunchRefused, ProviderUnavailable) as error:
+            # slurmrestd of 22.05 answers with an error also if it accepts a job that cannot start now.
+            if (found := self._first(request.instance)) is not None:
+                return found.native_id
+            if isinstance(error, LaunchRefused):
+                file.unlink(missing_ok=True)
             raise
-        except ProviderUnavailable:
-            if (found := self._first(request.instance)) is None:
-                raise
-            return found.native_id
         found = self._first(request.instance)
         return native_id(job, request.instance) if found is None else found.native_id
 

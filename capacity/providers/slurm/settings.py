@@ -60,6 +60,22 @@ class SlurmPartition(DocumentPart):
         return -int(-self.time_s // 60)
 
 
+class SlurmRest(DocumentPart):
+    """A slurmrestd with JWT, which is used instead of Slurm's commands."""
+
+    url: Annotated[str, StringConstraints(pattern=r"^https?://[^/?#\s]+/slurm/v0\.0\.[0-9]+$")]
+    """With the version of its API, as `http://slurm.example.org:6820/slurm/v0.0.38`."""
+    user: Word
+    """The user of the token, who owns the pilots."""
+    token_file: Folder
+    """The file with the token, or with what `scontrol token` prints. It is read for each request."""
+
+    @property
+    def version(self) -> int:
+        """The last number of the version."""
+        return int(self.url.rpartition(".")[2])
+
+
 class SlurmSettings(DocumentPart):
     """A Slurm cluster whose pilots belong to one region."""
 
@@ -82,6 +98,8 @@ class SlurmSettings(DocumentPart):
     """Shell commands before the agent is started, such as `module load python`."""
     config: Folder | None = None
     """The value of `SLURM_CONF`; None: that of the worker's environment."""
+    rest: SlurmRest | None = None
+    """None: Slurm's commands are used."""
     leave_s: float = Field(120.0, ge=60, le=65535)
     """Slurm sends the agent a signal at least this long before the end of its job."""
     kill_wait_s: float = Field(30.0, ge=0)

@@ -1,27 +1,25 @@
-"""A proxy in front of an API server that loses requests and answers of creations."""
+"""A proxy in front of a cluster's API that loses requests and answers of creations."""
 
 import contextlib
 import random
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import httpx
-import yaml
 
-from tests.kubernetes.cluster import KubernetesCluster
+_KEPT = ("authorization", "content-type", "x-slurm-user-name", "x-slurm-user-token")
 
 
 @contextlib.contextmanager
-def losing(there: KubernetesCluster, folder: Path, seed: int, method: str = "POST") -> Iterator[Path]:
-    """Yields a kubeconfig whose server loses three in four requests of a method, creations by default.
+def losing(url: str, seed: int, method: str = "POST") -> Iterator[str]:
+    """Yields the URL of a server that loses three in four requests of a method, creations by default.
 
     They are lost before or after they are carried out, or are answered with nonsense.
     """
     chance, lock = random.Random(seed), threading.Lock()
-    upstream = httpx.Client(base_url=there.url, verify=False, timeout=20, trust_env=False)
+    upstream = httpx.Client(base_url=url, verify=False, timeout=20, trust_env=False)
 
     class Handler(BaseHTTPRequestHandler):
         def _serve(self) -> None:
@@ -31,7 +29,7 @@ def losing(there: KubernetesCluster, folder: Path, seed: int, method: str = "POS
             if "watch=true" in self.path or fate == 0:
                 self.close_connection = True
                 return
-            kept = {name: self.headers[name] for name in ("authorization", "content-type") if self.headers[name]}
+            kept = {name: self.headers[name] for name in _KEPT if self.headers[name]}
             answer = upstream.request(self.command, self.path, content=body, headers=kept)
             if fate == 1:
                 self.close_connection = True
@@ -51,11 +49,8 @@ def losing(there: KubernetesCluster, folder: Path, seed: int, method: str = "POS
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
-    config = yaml.safe_load(there.kubeconfig.read_text())
-    config["clusters"][0]["cluster"] = {"server": f"http://127.0.0.1:{server.server_port}"}
-    (path := folder / "losing.kubeconfig").write_text(yaml.safe_dump(config))
     try:
-        yield path
+        yield f"http://127.0.0.1:{server.server_port}"
     finally:
         server.shutdown()
         server.server_close()

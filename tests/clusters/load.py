@@ -1,4 +1,4 @@
-"""Gangs that run on pilots while faults happen, and what is seen of them from outside: their tasks' journals."""
+"""Gangs that run while faults happen, and what is seen of them from outside: their tasks' journals."""
 
 import contextlib
 import random
