@@ -1,15 +1,13 @@
 """The first page: health, waiting workloads with reasons, the work lost to preemption today, and the cost."""
 
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, time
+from datetime import UTC, datetime, time
 from functools import partial
 
 from fastapi import Request, Response
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Role, Viewer
-from api.fleet.recent_costs import RecentCost
 from api.fleet.slots import slots_by_region
 from api.health import readyz
 from api.people.tenants import list_tenants
@@ -52,7 +50,7 @@ async def show_overview(request: Request, state: StateOf, caller: Viewer) -> Res
 
 def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str]) -> Response:
     today = datetime.combine(datetime.now(UTC).date(), time(), UTC)
-    cost = _cost(state, caller, today.date())
+    cost = state.recent_costs.find(today.date(), today.date(), caller.tenant)
     costs = [] if cost is None else cost.items
     waiting = read_queue(state, caller, _WAITING, 0, MOST_COUNTED + 1)
     with state.transaction() as session:
@@ -78,14 +76,6 @@ def _first_steps(state: ApiState, caller: Caller) -> list[str]:
         return []
     has_tenant = bool(list_tenants(state, caller, 1).items)
     return ["submit"] if has_tenant or not caller.may(Role.OPERATOR) else ["tenant", "submit"]
-
-
-def _cost(state: ApiState, caller: Caller, today: date) -> RecentCost | None:
-    """Returns the costs of today; None: they cannot be read. The rest of the page is worth showing without them."""
-    try:
-        return state.recent_costs.get(today, today, caller.tenant)
-    except SQLAlchemyError:
-        return None
 
 
 def _stopped(state: ApiState, regions: Sequence[str]) -> list[str]:

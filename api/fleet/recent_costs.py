@@ -64,6 +64,13 @@ class RecentCosts:
         found = self._newest((first, last))
         return RecentCost(found.at, [one for one in found.items if tenant is None or one.tenant == tenant])
 
+    def find(self, first: date, last: date, tenant: str | None) -> RecentCost | None:
+        """Returns what `get` returns; None: it raises SQLAlchemyError."""
+        try:
+            return self.get(first, last, tenant)
+        except SQLAlchemyError:
+            return None
+
     def _newest(self, span: tuple[date, date]) -> _Kept:
         kept = self._kept.get(span)
         if kept is not None and self._clock() < kept.again_s:
