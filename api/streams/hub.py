@@ -101,13 +101,12 @@ class Hub:
 
         A stream that `waits` for new events can stay open for days; it also counts towards the limit of the process.
         The streams of a person's browsers (`is_browser`) count as one of the tenant, and have the limit of a key for
-        themselves: programs with the same key do not keep the pages from opening. A person is a key, or the subject of
-        an issuer's tokens.
+        themselves: programs with the same key do not keep the pages from opening. A key that names no person is one.
 
         Raises:
             Problem: 429 if the key or tenant has reached its limit of streams, 503 if the process has.
         """
-        own = ("browser" if is_browser else "key", caller.id)
+        own = ("browser", caller.submitter) if is_browser else ("key", caller.id)
         owners = [(own, self._limits.streams_per_key)]
         if caller.tenant is not None and not (is_browser and self._streams[own]):
             owners.append((("tenant", caller.tenant), self._limits.streams_per_tenant))

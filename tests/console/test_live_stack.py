@@ -291,7 +291,7 @@ async def test_actions_on_machines(live: LiveStack) -> None:
         await page.goto(f"{live.console}/lending/{LENT}")
         await act(page, "Take it back")
         await become("it is taken back", lambda: client.machine(LENT)["draining"])
-        await become("its workload has left", lambda: live.up.phase(live.ids["on-lent"]) == "pending")
+        await become("its workload has left", lambda: client.attempts(live.ids["on-lent"])[0]["outcome"])
         await act(page, "Lend it again")
         await become("it is lent again", lambda: not client.machine(LENT)["draining"])
 
