@@ -20,7 +20,7 @@ from api.people.key_labels import labels_of
 from api.problems import MEDIA_TYPE, HttpProblem, not_found
 from api.routing import Router
 from api.state import ApiState
-from console.reading import readable
+from console.sentences import readable
 from domain.units import format_duration
 from domain.version import VERSION
 from infra.temporal_client import UI_PATH
@@ -64,7 +64,7 @@ def _ago(at: datetime | None) -> str:
 
 @pass_context
 def _readable(context: Context, sentence: str) -> str:
-    """Returns a sentence of the API as pages show it (`console.reading`). Each key is looked up once for a page."""
+    """Returns a sentence of the API as pages show it (`console.sentences`). Each key is looked up once for a page."""
     known: dict[str, str] = context["key_labels"]
 
     def labels(ids: set[str]) -> dict[str, str]:

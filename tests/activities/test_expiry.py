@@ -132,7 +132,7 @@ def test_a_workload_goes_with_all_that_names_it(town: World, house: Housekeeping
     after = _counts(town.engine)
     logs = ("event", "change", "publication")
     gone = {name: counts[name] - after[name] for name in counts if counts[name] != after[name] and name not in logs}
-    assert gone.pop("cost_pending") == 1 and gone.pop("cost_day") < 0
+    assert gone.pop("cost_pending") == 1 and gone.pop("cost_day") < 0 and gone.pop("ended_total") == -1
     assert gone == {"workload": 1, "attempt": 1, "allocation": 1, "eviction": 1, "idempotency": 1}
     assert town.masks(M) == masks == (0b111, 0)
     check_machines(town)

@@ -4,7 +4,7 @@ import re
 
 from sqlalchemy import func
 
-from console.reading import readable
+from console.sentences import readable
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode

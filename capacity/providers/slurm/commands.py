@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from capacity.provider import ProviderUnavailable
 from capacity.providers.slurm.jobs import FORMAT, PilotJob
-from capacity.providers.slurm.refusals import is_unknown, refused
 from capacity.providers.slurm.settings import SlurmSettings
+from capacity.providers.slurm.submission_errors import is_unknown, refused
 
 
 class SlurmCommands:

@@ -8,8 +8,8 @@ import httpx2
 
 from capacity.provider import ProviderUnavailable
 from capacity.providers.slurm.jobs import PilotJob
-from capacity.providers.slurm.refusals import is_unknown, refused
 from capacity.providers.slurm.settings import SlurmRest
+from capacity.providers.slurm.submission_errors import is_unknown, refused
 
 _FIELDS = {
     "job-name": "name", "comment": "comment", "partition": "partition", "constraint": "constraints",
