@@ -251,6 +251,7 @@ experiment-reclaim: setup
 
 lint: setup
 	@! git grep -nE '^(<{7}|>{7}) ' || { echo "lint: these lines are left of a merge" >&2; exit 1; }
+	@! git ls-files -z | xargs -0 ls -l | awk '$$5 > 1000000 { print $$5, $$9 }' | grep . || { echo "lint: these files are larger than 1 MB" >&2; exit 1; }
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check -q .
 	@$(BIN)/mypy

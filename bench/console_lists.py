@@ -27,7 +27,7 @@ def ratio(engine: Engine, table: str, body: str, statements: Iterable[tuple[str,
         engine: the database.
         table: the table of the rows.
         body: the page.
-        statements: those that made the page, with their parameters.
+        statements: the statements for the page, with their parameters.
     """
     ids = _ROW.findall(body)
     with engine.connect() as connection:

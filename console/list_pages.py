@@ -51,7 +51,7 @@ def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After
         gpu_h[cost.tenant, cost.day] += cost.hours if cost.resource != CPU else 0.0
     with state.transaction() as session:
         kinds = sorted({kind for one in found.items for kind in one.quota.gpus})[:_KINDS]
-        held = {kind: rows for kind in kinds if (rows := holders(session, caller, [kind])[:_ROWS])}
+        held = {kind: rows[:_ROWS] for kind, rows in holders(session, caller, kinds).items()}
     return page(
         request, "tenants.html", held=held, found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor,
         cost_at=recent.at,

@@ -9,7 +9,7 @@ from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
 from api.auth import Caller, Operator, Role, Submitter, Viewer
-from api.people.holders import holders, wanted_by
+from api.people.holders import holders_of_any, wanted_by
 from api.people.tenants import list_tenants
 from api.problems import HttpProblem, invalid
 from api.routing import Router
@@ -119,7 +119,7 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
         related = [one.evictor for one in attempts if one.evictor] + ([found.element.array] if found.element else [])
         names = names_of(session, caller, related)
         wanted = wanted_by(found.jobs) if found.phase in QUEUED_PHASES else []
-        held = holders(session, caller, wanted)[:_HOLDERS] if wanted else []
+        held = holders_of_any(session, caller, wanted)[:_HOLDERS] if wanted else []
     chart = timeline(found, attempts)
     return page(
         request, "workload.html", workload=found, why=why(id, state, caller), attempts=attempts,

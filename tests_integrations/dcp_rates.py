@@ -124,7 +124,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=7)
     given = parser.parse_args()
     os.environ |= {"WORLD_SIZE": str(given.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29517"}
-    with tempfile.TemporaryDirectory(prefix="mizzen-rates-", dir=".") as folder:
+    with tempfile.TemporaryDirectory(prefix=".bench-dcp-", dir=".") as folder:
         children = []
         for rank in range(given.ranks):
             if not (child := os.fork()):

@@ -75,7 +75,7 @@ class RecentCosts:
         kept = self._kept.get(span)
         if kept is not None and self._clock() < kept.again_s:
             return kept
-        # Only those who have nothing to show wait for another reader.
+        # While another thread reads, a request returns the costs before; if there are none, it waits.
         is_mine = self._reading.acquire(blocking=kept is None or self._is_old(kept))
         if not is_mine:
             assert kept is not None

@@ -82,9 +82,9 @@ class Hub:
     def __init__(self, engine: Engine, limits: LimitSettings) -> None:
         self._engine = engine
         self._limits = limits
-        self._streams: Counter[tuple[str, str]] = Counter()
-        """Number of open streams by key and by tenant, including those that do not wait for new events; and of the
-        streams of a person's browsers."""
+        self._streams: Counter[tuple[str, ...]] = Counter()
+        """Number of open streams by key, by tenant, and by person and tenant of browsers, whether they wait for new
+        events or not."""
         self._open = 0
         self._followers: set[Follower] = set()
         self._closing = asyncio.Event()
@@ -106,7 +106,9 @@ class Hub:
         Raises:
             Problem: 429 if the key or tenant has reached its limit of streams, 503 if the process has.
         """
-        own = ("browser", caller.submitter) if is_browser else ("key", caller.id)
+        own: tuple[str, ...] = ("key", caller.id)
+        if is_browser:
+            own = ("browser", caller.submitter, caller.tenant or "")
         owners = [(own, self._limits.streams_per_key)]
         if caller.tenant is not None and not (is_browser and self._streams[own]):
             owners.append((("tenant", caller.tenant), self._limits.streams_per_tenant))
@@ -128,13 +130,13 @@ class Hub:
         self._streams.update(owner for owner, _ in owners)
         return partial(self._leave, own, caller.tenant, waits)
 
-    def _leave(self, own: tuple[str, str], tenant: str | None, waits: bool) -> None:
+    def _leave(self, own: tuple[str, ...], tenant: str | None, waits: bool) -> None:
         self._open -= waits
         self._release(own)
         if tenant is not None and not (own[0] == "browser" and self._streams[own]):
             self._release(("tenant", tenant))
 
-    def _release(self, owner: tuple[str, str]) -> None:
+    def _release(self, owner: tuple[str, ...]) -> None:
         self._streams[owner] -= 1
         if not self._streams[owner]:
             del self._streams[owner]

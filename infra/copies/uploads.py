@@ -138,4 +138,4 @@ class CopyStore(ObjectStore, Protocol):
         """Make the names of finished uploads durable. Before this call, a power loss may undo them."""
 
     def tidy_uploads(self, idle_s: float) -> None:
-        """Remove abandoned uploads: those that received no part for `idle_s` seconds and are not in use."""
+        """Remove uploads that are not in use and have received no part for `idle_s` seconds."""

@@ -76,7 +76,7 @@ def test_one_read_a_minute_serves_every_key(database: Engine) -> None:
 
 
 def test_requests_during_a_read_do_not_read_again(database: Engine) -> None:
-    """Those who have older costs get them at once; the first ones of all wait for the one read."""
+    """While costs are read, requests return the costs before; without any, they wait for the same read."""
     clock, reads = _Clock(), _Reads(database)
     costs = RecentCosts(database, clock)
     _add(database, "vision", 3.0)

@@ -34,7 +34,7 @@ class ClusterFaults(ABC):
     kinds: tuple[str, ...]
     """The kinds of faults; one is `mizzen`."""
     harmless: tuple[str, ...]
-    """Those that do not end machines."""
+    """The faults that end no machine."""
 
     def __init__(self, up: Up, scratch: Path, seen: Observed, seed: int) -> None:
         self._seen = seen

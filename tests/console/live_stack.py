@@ -56,7 +56,7 @@ class LiveStack:
         return id_
 
     def fill(self) -> None:
-        """Submits workloads, a service and a table, and waits until those that are to run or to end have done so."""
+        """Submits workloads, a service and a table, and waits until all that can run have started or ended."""
         client = self.client
         client.set_tenant("t", 3, {"a100": 16, "l4": 2}, None)
         client.set_tenant("others", 4, {"a100": 16}, None)

@@ -1,6 +1,7 @@
 """What pages leave out, how many streams a person has, and what is compressed."""
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -86,6 +87,22 @@ async def test_streams_of_browsers_count_people(database: Engine) -> None:
     hub.admit(eve, waits=True, is_browser=True)
     programs()
     hub.admit(ada, waits=True, is_browser=True)
+
+
+async def test_browsers_of_a_person_in_two_tenants(database: Engine) -> None:
+    """They count in each tenant, in whatever order they end."""
+    hub = Hub(database, LimitSettings(streams_per_key=3, streams_per_tenant=1))
+    first, second = (Caller(f"key-{name}", Role.VIEWER, name, "", person="ann") for name in ("vision", "speech"))
+    leave = hub.admit(first, waits=True, is_browser=True)
+    hub.admit(second, waits=True, is_browser=True)
+    leave()
+    for caller, is_full in ((first, False), (second, True)):
+        other = replace(caller, person="bob")
+        if is_full:
+            with pytest.raises(HttpProblem, match=f"tenant {caller.tenant} has 1 stream"):
+                hub.admit(other, waits=True, is_browser=True)
+        else:
+            hub.admit(other, waits=True, is_browser=True)
 
 
 async def test_only_static_files_are_compressed(world: ApiWorld, browse: Browse) -> None:

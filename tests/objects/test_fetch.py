@@ -1,5 +1,6 @@
 """Copies of buckets into a task's folders: `mizzen.objects.fetch`."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from mizzen.objects import open_store
 from mizzen.objects.fetch import NothingThere, fetch
+from mizzen.objects.s3 import S3Store
 
 
 @pytest.fixture(params=["s3_url", "gcs_url"])
@@ -35,6 +37,26 @@ def test_folders_and_objects_are_copied(url: str, tmp_path: Path) -> None:
         fetch(f"{url}/model/config.json", tmp_path / "a")
     with pytest.raises(NothingThere, match="no such object"):
         fetch(f"{url}/mode", tmp_path / "d")
+
+
+def test_names_stay_within_the_folder(s3_url: str, tmp_path: Path) -> None:
+    """An object whose name leads out of the folder is refused with its name, and nothing is copied."""
+    store = open_store(f"{s3_url}/data")
+    assert isinstance(store, S3Store)
+    store.put("good", b"x")
+    for key in ("../../out", "/out", "a//b"):
+        store._client.put_object(Bucket=store._bucket, Key=f"{store._prefix}{key}", Body=b"x")
+        with pytest.raises(ValueError, match=re.escape(repr(key))):
+            fetch(f"{s3_url}/data", tmp_path / "in/here")
+        store._client.delete_object(Bucket=store._bucket, Key=f"{store._prefix}{key}")
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_long_names(s3_url: str, tmp_path: Path) -> None:
+    """A name may be as long as file systems allow."""
+    open_store(f"{s3_url}/data").put("n" * 255, b"x")
+    assert fetch(f"{s3_url}/data", tmp_path) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["n" * 255]
 
 
 def test_the_command_runs_after_the_copies(s3_url: str, tmp_path: Path) -> None:

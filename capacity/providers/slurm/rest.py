@@ -52,7 +52,10 @@ class SlurmRestApi:
     def draining(self) -> dict[str, str]:
         """See `SlurmCommands.draining`."""
         key = "state" if self._settings.version >= _OBJECTS else "state_flags"
-        return {one["name"]: one["reason"] for one in self._list("nodes") if "DRAIN" in one[key]}
+        try:
+            return {one["name"]: one["reason"] for one in self._list("nodes") if "DRAIN" in one[key]}
+        except (KeyError, TypeError) as error:
+            raise ProviderUnavailable(f"{self._name}: slurmrestd: a node of another format: {error!r}") from None
 
     def submit(self, options: Mapping[str, str], script: str) -> str:
         """See `SlurmCommands.submit`."""

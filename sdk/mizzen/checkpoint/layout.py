@@ -153,7 +153,7 @@ class _Layout:
         seen = Counter(places)
         shared = [leaf for leaf, place in enumerate(places) if seen[place] > 1]
         self._strided = sorted({*self._others, *shared})
-        """Tensors whose strides matter: those that are not copied, and those that may be the same tensor as another."""
+        """Tensors whose strides are compared, too: the others, and tensors at the same address as another one."""
         self._strides = [flat.leaves[leaf][1].stride() for leaf in self._strided]
         self._scalars = ""
         self._head = b""
@@ -290,7 +290,7 @@ def _no_collection() -> Iterator[None]:
 def _form(tensors: Sequence[Any]) -> _Form:
     """Return shapes, addresses and types of tensors, to detect whether they have changed since the last save.
 
-    A copy is in C order, whatever the strides of its source: see `_Layout._strided` for those that matter.
+    Strides are left out: a copy is in C order anyway. `_Layout._strided` has the exceptions.
 
     Raises:
         RuntimeError: a tensor has no memory of its own, for example because it is sparse.

@@ -31,7 +31,7 @@ _WRITES = 5
 class Tiers:
     """Settings of the tiers: the memory of this machine and of a peer, `local`, the root. Each has its own interval.
 
-    By default, the mean times between failures are those that the scheduler has measured. Without a measurement, the
+    The mean times between failures are measured by the scheduler, unless they are given. Without a measurement, the
     loss of a machine has the mean time of the platform, the loss of a process half of it, and the loss of both machines
     ten times of it.
     """

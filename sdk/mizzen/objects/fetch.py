@@ -8,9 +8,10 @@ import os
 import sys
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from urllib.parse import urlsplit
 
-from mizzen.objects.store import Fetch, ObjectInfo, ObjectStore
+from mizzen.objects.store import Fetch, ObjectInfo, ObjectStore, check_key
 from mizzen.objects.urls import open_store
 from mizzen.objects.workers import AT_ONCE, Workers
 
@@ -39,7 +40,7 @@ def fetch(url: str, path: Path) -> int:
         return _download(above, [(found, path)])
     source = open_store(url)
     # Consoles of clouds make empty objects whose names end in a slash, to show folders.
-    wanted = [(one, path / one.key) for one in source.list("") if not one.key.endswith("/")]
+    wanted = [(one, path / check_key(one.key)) for one in source.list("") if not one.key.endswith("/")]
     if not wanted:
         raise NothingThere(f"{url}: the bucket has no such object and no such folder")
     return _download(source, wanted)
@@ -63,7 +64,7 @@ def _copy(source: ObjectStore, info: ObjectInfo, path: Path, readers: Workers | 
         if os.getxattr(path, _SOURCE).decode() == f"{mark} {path.stat().st_mtime_ns}":
             return
     path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged = path.with_name(f".fetch-{os.getpid()}-{get_ident()}")  # As short for names of any length.
     try:
         with staged.open("wb") as file, source.opened(info.key) as read:
             starts = range(0, max(1, info.size_bytes), _PIECE_BYTES)
