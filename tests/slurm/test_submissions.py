@@ -236,12 +236,20 @@ def test_a_job_that_slurm_starts_again_ends(transport: str) -> None:
 
 
 def test_a_wrong_request_and_a_wrong_token(transport: str) -> None:
-    """A partition that does not exist is a wrong request; a token that is not valid says nothing about a launch."""
+    """A partition that does not exist is a wrong request; one that an administrator has closed has no capacity now.
+
+    A token that is not valid says nothing about a launch.
+    """
     with _cluster(transport, 1) as (slurm, provider):
         wrong = provider_on(slurm, transport, partitions={"batch": {"partition": "nowhere"}})
         with pytest.raises(LaunchRefused, match="Invalid partition name") as raised:
             wrong.launch(request_for(_offer(wrong)))
         assert raised.value.refusal is Refusal.REQUEST
+        slurm.command("scontrol", "update", "partitionname=batch", "state=inactive")
+        with pytest.raises(LaunchRefused, match="not available") as raised:
+            provider.launch(request_for(_offer(provider)))
+        assert raised.value.refusal is Refusal.CAPACITY
+        slurm.command("scontrol", "update", "partitionname=batch", "state=up")
         if transport == "rest":
             Path(slurm.rest["token_file"]).write_text("x.y.z")
             for request in (provider.describe, lambda: provider.launch(request_for(_offer(provider)))):
