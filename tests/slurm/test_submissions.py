@@ -229,9 +229,11 @@ def test_a_job_that_slurm_starts_again_ends(transport: str) -> None:
         slurm.command("scontrol", "update", f"jobid={_number(job)}", "requeue=1")
         slurm.command("scontrol", "requeue", _number(job))
         slurm.until(lambda: "again" in (_of(provider, job).ended or ""), "the machine has ended")
-        # Slurm would wait two minutes, until it takes no credential of the job's first start any more.
+        # Slurm would wait two minutes. For two seconds, 24.11's nodes refuse each start of a job that they have killed.
+        time.sleep(2.5)
         slurm.command("scontrol", "update", f"jobid={_number(job)}", "starttime=now")
         slurm.until(lambda: not slurm.jobs(), "the job ended", 200.0)
+        assert f"ExitCode={agent_exits.RESTARTED}:0" in slurm.command("scontrol", "show", "job", _number(job))
         assert "again" in (_of(provider, job).ended or "")
 
 
