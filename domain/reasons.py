@@ -108,6 +108,7 @@ class ReasonCode(StrEnum):
     PROVIDER_QUOTA = "provider_quota"
     LAUNCH_REQUEST_REFUSED = "launch_request_refused"
     NO_OFFER = "no_offer"
+    PROVIDER_SILENT = "provider_silent"
     NEVER_JOINED = "never_joined"
     NOT_AT_PROVIDER = "not_at_provider"
     ENDED_AT_PROVIDER = "ended_at_provider"
@@ -316,6 +317,9 @@ _SENTENCES: dict[ReasonCode, str] = {
         f"{{provider}} refused to launch {{machine_type}} ({{kind}}) in {{zone}}: {{words}}{_AGAIN}"
     ),
     ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may use in region {region}",
+    ReasonCode.PROVIDER_SILENT: (
+        "pool {pool} launches nothing in region {region} until provider {provider} answers: {words}"
+    ),
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
     ReasonCode.ENDED_AT_PROVIDER: "{provider} says that its machine has ended: {words}",
     ReasonCode.LEFT_AT_PROVIDER: "{provider} wants its machine to be left: {words}",

@@ -38,8 +38,11 @@ class Pools:
         self._settings = settings.capacity
         self._queue = published_queue.Newest()
 
-    def round(self, offers: Sequence[Offer]) -> None:
-        """Sizes all pools in one transaction. `offers` are the offers of all providers that answer."""
+    def round(self, offers: Sequence[Offer], silent: Sequence[tuple[Offer, str]] = ()) -> None:
+        """Sizes all pools in one transaction.
+
+        `offers` are the offers of all providers that answer. `silent` are those of the others, with the errors.
+        """
         with transaction(self._engine) as session:
             refused = recently_refused(session, self._settings.refused_pause_s)
             rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
@@ -50,7 +53,7 @@ class Pools:
             todo = plan_round(pools, instances, shortages, offers, refused)
             for row in rows:
                 pool = pools[row.region, row.name]
-                reason = _reason(pool, todo.lacks.get(pool.key), offers, refused)
+                reason = _reason(pool, todo.lacks.get(pool.key), offers, refused, silent)
                 if row.reason != reason:
                     row.reason = reason
             for one in (one for all_ in instances.values() for one in all_):
@@ -71,9 +74,18 @@ class Pools:
 
 
 def _reason(
-    pool: Pool, lacks: Changes | None, offers: Sequence[Offer], refused: Mapping[OfferKey, Reason]
+    pool: Pool,
+    lacks: Changes | None,
+    offers: Sequence[Offer],
+    refused: Mapping[OfferKey, Reason],
+    silent: Sequence[tuple[Offer, str]],
 ) -> dict[str, Any] | None:
-    """Returns why a pool stays below its size or buffer; None: it does not."""
+    """Returns why a pool stays below its size or buffer, or cannot grow; None: it does not, or can."""
+    if pool.most and not any(map(pool.takes, offers)):
+        for offer, words in silent:
+            if pool.takes(offer):
+                detail = {"pool": pool.name, "region": pool.region, "provider": offer.provider, "words": words}
+                return Reason(ReasonCode.PROVIDER_SILENT, detail).to_json()
     if lacks is None:
         return None
     if not lacks.offered:

@@ -303,6 +303,15 @@ def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: 
     assert written[0] == written[2]
 
 
+async def test_a_pool_says_that_its_provider_does_not_answer(site: Site) -> None:
+    """While the provider is silent, its pool has that reason, also if the pool only grows for workloads."""
+    site.provider.faults = lambda method: "away" if method == "describe" else ""
+    site.pool(0, max_size=2)
+    await site.rounds_until(lambda: site.why_short() == "provider_silent", "the pool gives its reason")
+    site.provider.faults = lambda _: ""
+    await site.rounds_until(lambda: site.why_short() is None, "the pool has no reason any more")
+
+
 async def test_a_pool_without_any_provider_says_so(site: Site) -> None:
     """Without a provider that launches machines, a pool gets the reason `no_offer`."""
     keeper = PoolKeeper(site.world.engine, site.settings, site.client, {STATIC: StaticProvider(STATIC)})
