@@ -95,7 +95,9 @@ class KubernetesSettings(ClusterAccess):
         # The fields to which the provider adds; the API server checks all others.
         given = {"metadata.labels": (parts[0].get("labels", {}), dict)}
         given |= {f"spec.{name}": (parts[1].get(name, kind()), kind) for name, kind in _COMPLETED.items()}
-        given |= {f"spec.containers.{AGENT}.{name}": (agent.get(name, kind()), kind) for name, kind in _OF_AGENT.items()}
+        given |= {
+            f"spec.containers.{AGENT}.{name}": (agent.get(name, kind()), kind) for name, kind in _OF_AGENT.items()
+        }
         for where, (value, kind) in given.items():
             if not isinstance(value, kind):
                 raise ValueError(f"{where} must be {'an object' if kind is dict else 'a list'}; it is {value!r}")
