@@ -8,6 +8,7 @@ import signal
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
+from typing import IO
 
 from tests.stack.harness import ROOT, processes_of, wait_until
 
@@ -50,9 +51,8 @@ class Person:
     def serves(self, command: str, until: str) -> None:
         """Starts a server, as in a terminal of its own, and waits until it has printed `until`."""
         log = self._home / f"{len(self._servers)}.log"
-        log.touch()
-        log.chmod(0o666)
-        self._servers.append(self._start(f"exec {command} > {log} 2>&1"))
+        with log.open("w") as out:
+            self._servers.append(self._start(f"exec {command}", out))
         wait_until(lambda: until in log.read_text(), f"{command}: {log}", _STARTED_S)
 
     def close(self) -> None:
@@ -66,11 +66,11 @@ class Person:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
 
-    def _start(self, commands: str) -> subprocess.Popen[str]:
+    def _start(self, commands: str, out: IO[str] | int = subprocess.PIPE) -> subprocess.Popen[str]:
         for before, after in self._changes.items():
             commands = commands.replace(before, after)
         uid, gid, groups = (None, None, None) if self._user is None else (self._user.pw_uid, self._user.pw_gid, [])
         return subprocess.Popen(
             ["bash", "-euc", commands], cwd=self._home, env=self._environ, user=uid, group=gid, extra_groups=groups,
-            text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+            text=True, stdout=out, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip

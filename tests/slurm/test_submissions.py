@@ -247,6 +247,10 @@ def test_a_wrong_request_and_a_wrong_token(transport: str) -> None:
         with pytest.raises(LaunchRefused, match="Invalid partition name") as raised:
             wrong.launch(request_for(_offer(wrong)))
         assert raised.value.refusal is Refusal.REQUEST
+        large = provider_on(slurm, transport, machine_types={"large": {"cpus": 1, "memory": "8TiB"}})
+        with pytest.raises(LaunchRefused, match="node configuration is not available"):
+            large.launch(request_for(_offer(large)))
+        assert not list((slurm.folder / "pilots").glob("*.env")), "the secrets of a refused job are left"
         slurm.command("scontrol", "update", "partitionname=batch", "state=inactive")
         with pytest.raises(LaunchRefused, match="not available") as raised:
             provider.launch(request_for(_offer(provider)))
