@@ -97,6 +97,7 @@ class ReasonCode(StrEnum):
     GPU_FAULT = "gpu_fault"
     # The state of an instance, and why it ended.
     LAUNCHING = "launching"
+    LAUNCH_UNCONFIRMED = "launch_unconfirmed"
     PENDING_AT_PROVIDER = "pending_at_provider"
     AWAITING_AGENT = "awaiting_agent"
     JOINED = "joined"
@@ -297,6 +298,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "GPU {slot} ({gpu}) has failed: {error}; `mizzen machines uncordon` after it was reset or replaced"
     ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
+    ReasonCode.LAUNCH_UNCONFIRMED: "{provider} has not confirmed the launch, which is repeated: {words}",
     ReasonCode.PENDING_AT_PROVIDER: (
         "{provider} has accepted the launch and has not started the machine: {words}"
         "{starts_at:?; it expects to start it at {starts_at}}"

@@ -81,6 +81,19 @@ async def test_lost_answers_launch_nothing_twice(site: Site) -> None:
     assert site.events("instance.without_owner") == []
 
 
+async def test_a_launch_without_an_answer_says_so(site: Site) -> None:
+    """An instance whose launch is not confirmed has the provider's error as its reason, until it is."""
+    site.provider.faults = lambda method: "away" if method == "launch" else ""
+    site.pool(1)
+
+    def codes() -> list[str]:
+        return [str((row.reason or {}).get("code")) for row in site.rows()]
+
+    await site.rounds_until(lambda: codes() == ["launch_unconfirmed"], "the instance gives its reason")
+    site.provider.faults = lambda _: ""
+    await site.rounds_until(lambda: codes() == ["joined"], "the machine is ready")
+
+
 async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
     """If a provider ignores client tokens, a duplicate machine is found by its tag, terminated and recorded."""
     site.provider.knows_tokens = False
