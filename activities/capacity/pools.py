@@ -81,17 +81,19 @@ def _reason(
     silent: Sequence[tuple[Offer, str]],
 ) -> dict[str, Any] | None:
     """Returns why a pool stays below its size or buffer, or cannot grow; None: it does not, or can."""
-    if pool.most and not any(map(pool.takes, offers)):
+    fitting = [offer for offer in offers if pool.takes(offer)]
+    refusals = [refused[offer.key] for offer in fitting if offer.key in refused]
+    if pool.most and not fitting:
         for offer, words in silent:
             if pool.takes(offer):
                 detail = {"pool": pool.name, "region": pool.region, "provider": offer.provider, "words": words}
                 return Reason(ReasonCode.PROVIDER_SILENT, detail).to_json()
-    if lacks is None:
+    cannot_grow = pool.max_size is not None and len(refusals) == len(fitting) > 0
+    if lacks is None and not cannot_grow:
         return None
-    if not lacks.offered:
+    if lacks is not None and not lacks.offered:
         return Reason(ReasonCode.NO_OFFER, {"pool": pool.name, "region": pool.region}).to_json()
-    (newest, *_) = (refused[offer.key] for offer in offers if pool.takes(offer) and offer.key in refused)
-    return newest.to_json()
+    return refusals[0].to_json()
 
 
 def request_instance(session: Session, pool: Pool, offer: Offer, claims: Claims | None = None) -> str:

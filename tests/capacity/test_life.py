@@ -8,11 +8,12 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
 from activities.capacity.keeper import PoolKeeper
+from activities.capacity.ledger import record_refusal
 from activities.capacity.pools import Pools, request_instance
 from activities.lifecycle.unattended import Suspects
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
-from capacity.provider import FoundMachine, LaunchRequest
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Refusal
 from capacity.providers.registry import STATIC
 from capacity.providers.static import StaticProvider
 from domain import ids
@@ -314,6 +315,25 @@ def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: 
             assert session.get_one(Cluster, ("west", "burst-za-spot")).prices == {"a100": 2.0}
             written.append(session.scalar(select(func.count()).select_from(ClusterPrice)))
     assert written[0] == written[2]
+
+
+def test_a_pool_that_cannot_grow_says_so(database: Engine, tmp_path: Path) -> None:
+    """A growing pool of which every offer was refused shows the newest refusal, although nothing is below its size."""
+    world = World(database, tmp_path)
+    world.region("west")
+    small = Offer("sim", "west", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
+    other = replace(small, zone="zb")
+    with world.session() as session:
+        session.add(PoolRow(region="west", name="burst", size=0, max_size=4))
+        instance = request_instance(session, Pool("west", "burst", 0), small)
+        record_refusal(session, instance, small, LaunchRefused(Refusal.REQUEST, "Invalid partition name"))
+    pools, said = Pools(database, world.settings), []
+    for offers in ([small], [small, other]):
+        pools.round(offers)
+        with world.session() as session:
+            reason = session.get_one(PoolRow, ("west", "burst")).reason
+            said.append(reason and reason["detail"]["words"])
+    assert said == ["Invalid partition name", None]
 
 
 async def test_a_pool_says_that_its_provider_does_not_answer(site: Site) -> None:
