@@ -237,6 +237,17 @@ def test_a_job_that_slurm_starts_again_ends(transport: str) -> None:
         assert "again" in (_of(provider, job).ended or "")
 
 
+def test_the_hint_may_come_before_the_agent_listens(tmp_path: Path) -> None:
+    """A pilot that gets the signal of `--signal` while its agent starts goes on: of a short job, it comes at once."""
+    with _cluster("commands", 1) as (slurm, _):
+        provider = provider_on(slurm, "commands", prepare=f"touch {tmp_path}/starts; sleep 1", agent="sleep 600 #")
+        job = provider.launch(request_for(_offer(provider)))
+        slurm.until((tmp_path / "starts").exists, "the script runs")
+        slurm.command("scancel", "--batch", "--signal=USR1", _number(job))
+        time.sleep(3)
+        assert _of(provider, job).ended is None
+
+
 def test_a_wrong_request_and_a_wrong_token(transport: str) -> None:
     """A partition that does not exist is a wrong request; one that an administrator has closed has no capacity now.
 
