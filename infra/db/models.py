@@ -370,6 +370,12 @@ class Attempt(Base):
     )
 
 
+WAS_HELD = "tstzrange(least(held_at, released_at), released_at, '[]')"
+"""SQL: when an allocation that was released had its slots. `least`, because clocks of transactions are not in the order
+of their commits."""
+_WAS_HELD_ONCE = "held_at is not null and released_at is not null"
+
+
 class Allocation(Base):
     """The resources of one machine that one attempt holds or was promised. Kept as history after the release.
 
@@ -408,6 +414,7 @@ class Allocation(Base):
         ),
         Index("allocation_live", "machine", postgresql_where=text("released_at is null")),
         Index("allocation_past", "machine", "released_at", postgresql_where=text("released_at is not null")),
+        Index("allocation_held", text(WAS_HELD), postgresql_using="gist", postgresql_where=text(_WAS_HELD_ONCE)),
         Index(
             "allocation_unconfirmed",
             "machine",
