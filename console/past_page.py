@@ -42,8 +42,8 @@ def show_past(
     if at is None:
         then = now - timedelta(minutes=minutes_ago or 0)
         return RedirectResponse(f"{TOP}/fleet/{quote(region)}/past?at={then:%Y-%m-%dT%H:%MZ}", 303)
-    at = _minute(state, at, now)
     get_region(region, state, caller)
+    at = _minute(state, at, now)
     with state.transaction() as session:
         found = moves(session, region, caller.tenant, at - _BEFORE, at, _ROWS)
         changed = state_changes(session, region, at - _BEFORE, at, _ROWS)
