@@ -62,8 +62,8 @@ TENANT_COLOURS = (
     "b0409a",
 )  # fmt: skip
 """Colours of tenants, by their order; beyond the last they repeat."""
-PRICE_COLOURS = ("440154", "443983", "31688e", "21918c", "35b779", "90d743", "fde725")
-"""Colours of prices, from the lowest on."""
+PRICE_COLOURS = ("7a5bd0", "5b74d6", "3d8fc4", "28a09a", "44b76b", "97c33a", "dcb91c")
+"""Colours of prices, from the lowest on. Each can be seen on a light and on a dark page."""
 _FIRST_TENANT = len(SlotUse)
 _FIRST_PRICE = _FIRST_TENANT + len(TENANT_COLOURS)
 _PALETTE = bytes.fromhex("".join([*(COLOURS[use] for use in SlotUse), *TENANT_COLOURS, *PRICE_COLOURS]))

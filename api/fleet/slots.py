@@ -117,7 +117,7 @@ def slots_by_cluster(session: Session, region: str) -> list[ClusterSlots]:
 
 _MACHINES = """
     select coalesce(string_agg(id, E'\\n' order by number), '') as names,
-           string_agg(int8send(greatest(gpus, 1)), '' order by number) as slots,
+           string_agg(int8send(slots), '' order by number) as slots,
            string_agg(int8send(held), '' order by number) as held,
            string_agg(int8send(promised), '' order by number) as promised,
            string_agg(int8send(withheld), '' order by number) as withheld,
