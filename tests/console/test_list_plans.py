@@ -12,6 +12,8 @@ from api.auth import Caller, Role
 from api.fleet import slots
 from api.workloads.selection import newest
 from bench.console_rows import ConsoleRows, fill
+from infra.db.session import open_engine
+from tests.databases import Databases
 
 _OPERATOR = Caller("key", Role.OPERATOR, None, "")
 _VISION = Caller("key", Role.VIEWER, "vision", "")

@@ -261,7 +261,7 @@ async def test_a_map_of_the_past(world: ApiWorld, browse: Browse) -> None:
         assert theirs not in (await tenant.get(moved.headers["location"])).text
         future = await operator.get(f"/console/fleet/north/past?at={now + timedelta(minutes=5):%Y-%m-%dT%H:%MZ}")
         assert future.status_code == 422 and "must be a time in the past" in future.text
-        assert (await operator.get("/console/fleet/nowhere/past?at=2026-01-01T00:00Z")).status_code == 404
+        assert (await operator.get(f"/console/fleet/nowhere/past?at={at[0]}")).status_code == 404
 
 
 async def test_the_past_shows_cordons_and_lost_machines(world: ApiWorld, browse: Browse) -> None:
