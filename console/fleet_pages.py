@@ -6,7 +6,6 @@ from urllib.parse import quote
 
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
-from sqlalchemy import select
 from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Role, Viewer
@@ -14,6 +13,7 @@ from api.fleet import machines
 from api.fleet.machines import CordonBody, get_machine, list_machines
 from api.fleet.regions import get_region
 from api.fleet.slots import slots_by_cluster, slots_by_region, slots_now
+from api.people.tenants import tenant_names
 from api.problems import not_found
 from api.routing import Router
 from api.state import ApiState, StateOf
@@ -34,7 +34,6 @@ from console.fleet_picture import (
 )
 from console.pages import TOP, page, temporal_link
 from domain.ids import machine_workflow_id
-from infra.db.tenants import Tenant
 
 router = Router(prefix=TOP, include_in_schema=False)
 _ROWS = 50
@@ -103,7 +102,7 @@ def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap
 
 def tenants_of(session: Session, caller: Caller) -> list[str]:
     """Returns the names of the tenants, in the order of their colours; empty for a key with a tenant."""
-    return [] if caller.tenant is not None else list(session.scalars(select(Tenant.name).order_by(Tenant.name)))
+    return [] if caller.tenant is not None else tenant_names(session)
 
 
 def own_tenant(caller: Caller) -> list[str]:

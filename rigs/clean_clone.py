@@ -1,6 +1,6 @@
 """From a clean clone to a first workload that a form in the console submitted, timed: `make clean-clone`.
 
-The repository is cloned as it was last committed. `make setup` runs once for the downloads, which do not count; then all
+The repository is cloned as last committed. `make setup` runs once for the downloads, which do not count; then all
 that it made is deleted, and the time of `make setup`, `mizzen up --console`, the log-in with its link, the form of a
 tenant and the form of the workload counts until hello has ended. Compiling counts. The exit status is 1 if that takes
 longer than three minutes.
