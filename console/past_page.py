@@ -8,9 +8,8 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 
 from api.auth import Caller, Viewer
-from api.fleet.regions import require_region
 from api.fleet.slots import moves, slots_at, state_changes
-from api.problems import invalid
+from api.problems import existing, invalid
 from api.routing import Router
 from api.state import ApiState, StateOf
 from console import fleet_pages
@@ -18,6 +17,7 @@ from console.fleet_pages import own_tenant, tenants_of
 from console.fleet_picture import COLOURS, LABELS, TENANT_COLOURS, MapContent, RegionMap, SlotUse, uses_of
 from console.pages import TOP, page
 from domain.units import format_duration
+from infra.db.models import Region
 
 router = Router(prefix=TOP, include_in_schema=False)
 SLIDER_DAYS = 3
@@ -44,7 +44,7 @@ def show_past(
         return RedirectResponse(f"{TOP}/fleet/{quote(region)}/past?at={then:%Y-%m-%dT%H:%MZ}", 303)
     at = _minute(state, at, now)
     with state.transaction() as session:
-        require_region(session, region)
+        existing(session, Region, region, "region")
         found = moves(session, region, caller.tenant, at - _BEFORE, at, _ROWS)
         changed = state_changes(session, region, at - _BEFORE, at, _ROWS)
         tenants = tenants_of(session, caller)

@@ -164,16 +164,6 @@ def set_datacenter(name: str, datacenter: Name, body: DatacenterBody, state: Sta
         return _one(session, region)
 
 
-def require_region(session: Session, name: str) -> None:
-    """Checks that a region exists.
-
-    Raises:
-        Problem: 404, it does not.
-    """
-    if session.get(Region, name) is None:
-        raise not_found("region", name)
-
-
 def _one(session: Session, row: Region) -> RegionView:
     session.flush()
     clusters = session.scalars(select(Cluster).where(Cluster.region == row.name).order_by(Cluster.name)).all()
