@@ -11,7 +11,7 @@ from mizzen.checkpoint import differences, parts
 from mizzen.checkpoint.differences import Difference
 from mizzen.checkpoint.gpu_copies import bytes_of
 from mizzen.checkpoint.presync import offsets, sample
-from mizzen.checkpoint.tensors import Stored, loaded
+from mizzen.checkpoint.tensors import Stored, live_memory, loaded
 from mizzen.checkpoint.tracked_objects import RNG
 
 Picture: TypeAlias = Mapping[str, Any]
@@ -29,14 +29,13 @@ def picture(state: Mapping[str, Any], limit_s: float = math.inf) -> Picture:
             break
         flat = parts.check(name, value)
         if flat is None:
-            found[name] = {"digest": _digest(parts.encode(name, value)[1])}
+            found[name] = {"digest": _digest(_sample(parts.encode(name, value)[1]))}
             continue
         tensors = found.setdefault(name, {"tree": flat.text, "tensors": {}})["tensors"]
         for key, one in flat.tensors.items():
             if time.monotonic() > ends_s:
                 break
-            sampled = [_sample_of_gpu(one.on_gpu)] if one.on_gpu is not None else [one.read()]
-            tensors[key] = _digest(sampled, one) + f" of {one.dtype}"
+            tensors[key] = f"{_digest(_sampled(one))} of {one.dtype} {one.shape}"
     return found
 
 
@@ -65,11 +64,13 @@ def _read(left: Picture, right: Picture) -> list[dict[str, Any]]:
     read: list[dict[str, Any]] = []
     for one, other in ((left, right), (right, left)):
         read.append({})
-        for name in one.keys() & other.keys():
-            tree, seen = one[name].get("tree"), other[name].get("tensors", {})
-            tensors = {key: digest for key, digest in one[name].get("tensors", {}).items() if key in seen}
-            known = one[name] if tree is None else {"tree": _plain(json.loads(tree)), "tensors": tensors}
-            read[-1][name] = known
+        for name, part in one.items():
+            if name in other and "tree" in part:
+                seen = other[name].get("tensors", {})
+                tensors = {key: digest for key, digest in part["tensors"].items() if key in seen}
+                read[-1][name] = {"tree": _plain(json.loads(part["tree"])), "tensors": tensors}
+            elif name in other:
+                read[-1][name] = part
     return read
 
 
@@ -89,4 +90,18 @@ def _plain(tree: Any) -> Any:
     return {key: _plain(value) for key, value in tree.items()}
 
 
-XX
+def _sampled(one: Stored) -> bytes:
+    """Return a sample of a tensor; of a GPU's, only the sample is copied to the host."""
+    if one.on_gpu is None:
+        return _sample([one.read()])
+    content = bytes_of(one.on_gpu)
+    pieces = [content[low : low + _SAMPLE_BYTES] for low in offsets(len(content))]
+    return bytes(live_memory(loaded("torch").cat(pieces).cpu())) if len(content) else b""
+
+
+def _sample(chunks: Any) -> bytes:
+    return sample(chunks, sum(memoryview(chunk).nbytes for chunk in chunks), _SAMPLE_BYTES)
+
+
+def _digest(sampled: bytes) -> str:
+    return blake2b(sampled, digest_size=16).hexdigest()
