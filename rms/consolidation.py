@@ -17,6 +17,14 @@ from rms.region import RegionColumns
 
 RESTART_S = 300.0
 """Time of a move in which the workload's GPUs do no work: the last save, the stop and the new start."""
+SETTLED_S = 1800.0
+"""A workload that started less than this ago is not moved: it is the more likely to end soon the younger it is."""
+MOST_UNSAVED_S = 1800.0
+"""A workload whose last checkpoint is older than this is not moved."""
+CONSIDER_S = 60.0
+"""Shortest time between two searches for moves."""
+MOST_WAITING = 256
+"""Number of workloads at the head of the queue for which whole machines are wanted."""
 _HOUR_S = 3600.0
 
 
@@ -62,6 +70,11 @@ class Consolidation:
     def key(self) -> tuple[object, ...]:
         """Sort key: the most whole machines, then the least lost work, then the fewest moves, then the machine's id."""
         return -self.freed, sum(mover.lost_gpu_s for mover in self.movers), len(self.movers), self.machine
+
+
+def may_move(ran_s: float, unsaved_s: float, min_runtime_s: float) -> bool:
+    """Returns whether an over-quota workload may be moved that has run for `ran_s` since its last start."""
+    return ran_s >= max(min_runtime_s, SETTLED_S) and unsaved_s <= MOST_UNSAVED_S
 
 
 def moves_left(now_s: float, moved_at_s: Iterable[float], moves_per_h: int) -> int:
