@@ -50,7 +50,7 @@ def test_a_workload_continues_where_it_is_booked(fleet: World) -> None:
     fleet.release(mover, Phase.PREEMPTED, code=ReasonCode.MOVED)
     check(fleet)
     assert (fleet.workload(mover).phase, fleet.workload(mover).attempt) == ("placing", 2)
-    assert fleet.attempt(mover, 1).outcome == {"code": "moved", "detail": {}}
+    assert (fleet.attempt(mover, 1).outcome or {})["code"] == "moved"
     assert list(fleet.holdings(mover)) == [there] and fleet.masks(here) == (0, 0) and bookings(fleet) == []
     assert fleet.mail(mover, "awarded")[-1] == {
         "kind": "awarded", "attempt": 2, "detail": {"ready": True, "region": "r", "rank": 12},
