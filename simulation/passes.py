@@ -130,7 +130,9 @@ class Passes:
             return
         movers = self._movers(now_s, standing)
         found = (
-            consolidation(region, map(ledger.state, filter(ledger.is_open, ledger.machines)), movers[region], types, left)
+            consolidation(
+                region, map(ledger.state, filter(ledger.is_open, ledger.machines)), movers[region], types, left
+            )
             for region, ledger in transitions.ledgers.items()
             if region in movers
         )

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-import activities.scheduling.consolidation as live
+import activities.scheduling.whole_machines as live
 from domain.phases import Phase
 from domain.reasons import ReasonCode
 from infra.db.models import Attempt, Machine
@@ -69,7 +69,7 @@ def test_no_hour_has_more_moves(pieces: World) -> None:
         with pieces.session() as session:
             session.execute(
                 text(
-                    "update attempt set outcome = '{\"code\": \"moved\"}',"
+                    'update attempt set outcome = \'{"code": "moved"}\','
                     f" released_at = now() - interval '{released}' where workload = 'wl-b'"
                 )
             )
