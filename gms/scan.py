@@ -82,6 +82,8 @@ class Scan:
     placed_rank: npt.NDArray[np.int8]
     _placed: kernels.PlacedColumns
     _quota: kernels.TenantAmounts
+    _used: kernels.TenantAmounts
+    """What all placed and pending workloads within quota use."""
     _terms: kernels.CreditTerms
 
     def __iter__(self) -> Iterator[Ranked]:
@@ -95,22 +97,27 @@ class Scan:
         over = rank >= OVER_QUOTA_RANK
         columns = self.queue.pending.columns
         level = max(self.queue.tenants[int(columns["tenant"][row])].level, int(columns["requested_level"][row]))
-        jobs = self.queue.gangs[int(columns["wants"][row])]
-        types = tuple(job.gpu_types for job in jobs)
-        first = int(self.pending.picks_at[row])
-        if first != kernels.NO_PICK and not over:
-            picks = self.pending.picks[first : first + len(jobs)]
-            types = tuple((t[pick],) if job.gpus and t else t for job, t, pick in zip(jobs, types, picks, strict=True))
         return Ranked(
             self.queue.pending.name(row),
             rank,
             level,
             over,
             float(self.pending.place_credit[self.places[position]]),
-            types,
+            self._gpu_types(row),
             self._reason(row) if over else None,
             self._displaces(row),
+            self._most_tasks.get(row, 0),
         )
+
+    def _gpu_types(self, row: int) -> tuple[tuple[str, ...], ...]:
+        """Returns the GPU types on which the jobs of a row may be placed."""
+        jobs = self.queue.gangs[int(self.queue.pending.columns["wants"][row])]
+        types = tuple(job.gpu_types for job in jobs)
+        first = int(self.pending.picks_at[row])
+        if first == kernels.NO_PICK or self.pending.rank[row] >= OVER_QUOTA_RANK:
+            return types
+        picks = self.pending.picks[first : first + len(jobs)]
+        return tuple((t[pick],) if job.gpus and t else t for job, t, pick in zip(jobs, types, picks, strict=True))
 
     def preference(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
         """Returns what the order among the workloads of their tenants and levels adds to the age of these rows."""
@@ -137,6 +144,30 @@ class Scan:
             kernels.TenantAmounts(used[:1], used[None, 1:]),
         )  # fmt: skip
         return tuple(sorted(self.queue.placed.name(row) for row in rows.tolist()))
+
+    @cached_property
+    def _most_tasks(self) -> dict[int, int]:
+        """Maps the rows of elastic workloads within quota to the most tasks with which all workloads stay within it.
+
+        What the workloads within quota leave of it is given to the elastic ones in queue order.
+        """
+        queue, found = self.queue, dict[int, int]()
+        if not queue.gangs.elastic:
+            return found
+        columns = queue.pending.columns
+        left_cpus, left_gpus = self._quota.cpus - self._used.cpus, self._quota.gpus - self._used.gpus
+        rows = self.order[np.isin(columns["wants"][self.order], queue.gangs.elastic)]
+        for row in rows[self.pending.rank[rows] < OVER_QUOTA_RANK].tolist():
+            tenant, (job,) = int(columns["tenant"][row]), queue.gangs[int(columns["wants"][row])]
+            types = [queue.gangs.types[one] for one in self._gpu_types(row)[0]] if job.gpus_per_task else []
+            room = [int(left_gpus[tenant, number]) // job.gpus_per_task for number in types]
+            if job.cpus_milli_per_task and self._quota.cpus[tenant] != UNLIMITED:
+                room.append(int(left_cpus[tenant]) // job.cpus_milli_per_task)
+            more = max(0, min((job.most_tasks - job.tasks, *room)))
+            found[row] = job.tasks + more
+            left_cpus[tenant] -= more * job.cpus_milli_per_task
+            left_gpus[tenant, types] -= more * job.gpus_per_task
+        return found
 
     def _reason(self, row: int) -> Reason:
         tenant = self.queue.tenants[int(self.queue.pending.columns["tenant"][row])]
@@ -192,6 +223,9 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     are given to the workloads by descending credit plus `user_credit` plus `short_credit`. So the order of tenants does
     not depend on who submits their workloads, nor on how long they say that these run.
 
+    An elastic workload counts with its fewest tasks until it is placed, and then with those that it has. If it is within
+    quota, `Ranked.most_tasks` is what the other workloads within quota leave to it; those before it in the queue first.
+
     Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id;
     the submission time and id are those of the workload whose place it is.
     """
@@ -221,7 +255,7 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)
     places = order_queue(ranks.place_rank, ranks.place_credit)
-    return Scan(queue, ranks.taker[places], places, ranks, placed_rank, placed, quota, terms)
+    return Scan(queue, ranks.taker[places], places, ranks, placed_rank, placed, quota, total, terms)
 
 
 def _cores(cpus_milli: int) -> float:
