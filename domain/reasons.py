@@ -58,6 +58,7 @@ class ReasonCode(StrEnum):
     STARTING_TASKS = "starting_tasks"
     PREPARING = "preparing"
     RUNNING = "running"
+    FEWER_TASKS = "fewer_tasks"
     # Why a workload was placed, stopped or moved.
     AWARDED = "awarded"
     EVICTED = "evicted"
@@ -223,6 +224,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.STARTING_TASKS: "starting {tasks:1 task|# tasks} on {machines:1 machine|# machines}",
     ReasonCode.PREPARING: "machine {machine}: {waits_for}",
     ReasonCode.RUNNING: "attempt {attempt} has run in {region} since {since}",
+    ReasonCode.FEWER_TASKS: (
+        "it runs with {tasks:1 task|# tasks} of at most {most}, and gets more when it starts again while more slots are"
+        " free within its tenant's quota"
+    ),
     ReasonCode.AWARDED: (
         "placed in {region} on {machines:1 machine|# machines}{victims:|, evicting 1 workload|, evicting # workloads}"
     ),

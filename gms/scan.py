@@ -223,8 +223,8 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     are given to the workloads by descending credit plus `user_credit` plus `short_credit`. So the order of tenants does
     not depend on who submits their workloads, nor on how long they say that these run.
 
-    An elastic workload counts with its fewest tasks until it is placed, and then with those that it has. If it is within
-    quota, `Ranked.most_tasks` is what the other workloads within quota leave to it; those before it in the queue first.
+    An elastic workload counts with its fewest tasks until it is placed, and then with those that it has. If it is
+    within quota, `Ranked.most_tasks` is what all workloads within quota leave to it; earlier ones in the queue first.
 
     Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id;
     the submission time and id are those of the workload whose place it is.

@@ -102,7 +102,9 @@ def _largest(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRe
     free = free_now(there)
     for tasks in range(job.most_tasks, job.tasks, -1):
         sized = replace(job, tasks=tasks)
-        if any(place_job(sized, place, free) for place in cluster_targets(there, sized) + spanning_targets(there, sized)):
+        if any(
+            place_job(sized, place, free) for place in cluster_targets(there, sized) + spanning_targets(there, sized)
+        ):
             return replace(request, jobs=(sized,))
     return request
 

@@ -185,6 +185,8 @@ class Passes:
                     job if job.gpu_types == types else replace(job, gpu_types=types)
                     for job, types in zip(jobs, ranked.gpu_types, strict=True)
                 )
+                if ranked.most_tasks:
+                    jobs = (replace(jobs[0], most_tasks=ranked.most_tasks),)
             displaces = frozenset(ranked.displaces)
             immune = immune_to(state.id, transitions.evictors)
             request = PlacementRequest(state.id, ranked.rank, jobs, immune, displaces, tenant=state.workload.tenant)

@@ -26,7 +26,7 @@ from simulation.scenario import InitialHolder, Scenario
 from simulation.shares import Shares
 from simulation.supply import usd_per_h
 from simulation.workload_columns import WorkloadColumns
-from simulation.workload_state import WorkloadState, gpus_of, numbered, types_asked
+from simulation.workload_state import WorkloadState, gpus_of, numbered, speed_of, types_asked
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,7 @@ class Transitions:
         running = held.running
         place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
         state.place, state.attempt, state.gpus = place, 1, dict(held.gpus)
+        state.speed = speed_of(state.workload.jobs, running.holdings)
         state.awarded_at_s = state.ready_at_s = running.started_at_s
         state.idle_since_s, state.start_judged = -inf, True
         state.take(Step.RUN if held.works else Step.PREPARE)
@@ -147,6 +148,7 @@ class Transitions:
         self._no_longer_queued(state)
         state.take(FIRST)
         state.place, state.gpus = plan.region, gpus_of(plan, request)
+        state.speed = plan.jobs[0].tasks / request.jobs[0].tasks
         self.columns.begin(state.number, rank)
         state.attempt += 1
         state.turn += 1
@@ -166,7 +168,7 @@ class Transitions:
     def start(self, at_s: float, state: WorkloadState) -> None:
         """Starts the work of a workload after its provisioning."""
         if state.attempt > 1:
-            self.meter.restart(at_s, (at_s - state.ready_at_s) * state.workload.gpus)
+            self.meter.restart(at_s, (at_s - state.ready_at_s) * state.held_gpus)
         idle_s, over_quota = at_s - state.idle_since_s, bool(self.columns.rank[state.number] >= OVER_QUOTA_RANK)
         self._judge_start(at_s, state, idle_s, over_quota)
         if state.idle_since_s > -inf:
@@ -329,11 +331,12 @@ class Transitions:
             saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
             if chance(self.scenario.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
                 saved_s = worked_s
-            victim.done_s += saved_s
+            victim.done_s += saved_s * victim.speed
             lost_s = worked_s - saved_s
         elif s.provisioning_p50_s and victim.attempt > 1:
-            self.meter.restart(at_s, (at_s - victim.ready_at_s) * w.gpus)
-        self.meter.preempt(at_s, lost_s * w.gpus, s.eviction_s * w.gpus, by_machine=by_machine)
+            self.meter.restart(at_s, (at_s - victim.ready_at_s) * victim.held_gpus)
+        held_gpus = victim.held_gpus
+        self.meter.preempt(at_s, lost_s * held_gpus, s.eviction_s * held_gpus, by_machine=by_machine)
         victim.go_on(event)
         victim.objective_since_s = at_s
         victim.turn += 1
@@ -350,7 +353,7 @@ class Transitions:
 
     def _hold(self, at_s: float, state: WorkloadState, sign: int, count: bool = True) -> None:
         w = state.workload
-        self.shares.hold(at_s, w.tenant, w.user, sign * w.gpus, sign * sum(job.cpus_milli for job in w.jobs))
+        self.shares.hold(at_s, w.tenant, w.user, round(sign * state.held_gpus), sign * state.held_cpus_milli)
         if count:
             self._count_held()
 

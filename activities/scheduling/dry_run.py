@@ -61,9 +61,7 @@ def dry_run(
         finally:
             state.queue.put_workloads([own._replace(ask=None)])
         types, most = ranked.gpu_types, ranked.most_tasks
-        queued = ScannedWorkload(
-            DRY_RUN_ID, ranked.rank, types, ranked.reason, ranked.displaces, most_tasks=most
-        )
+        queued = ScannedWorkload(DRY_RUN_ID, ranked.rank, types, ranked.reason, ranked.displaces, most_tasks=most)
         asked = BidSubject(
             queued,
             demand,

@@ -23,7 +23,9 @@ def check_elastic(at: At, values: dict[str, Any]) -> dict[str, Any]:
         own = at.get("jobs").child(number, at.get("jobs").value[number])
         fixed = f"give one number, such as {most}"
         if len(jobs) > 1:
-            own.get("tasks").wrong(f"min and max are only possible with one job, not with {len(jobs)}: {fixed}", rule=ALONE)
+            own.get("tasks").wrong(
+                f"min and max are only possible with one job, not with {len(jobs)}: {fixed}", rule=ALONE
+            )
         if values.get("array") is not None:
             own.get("tasks").wrong(f"min and max are not possible with array: {fixed}", rule=ALONE)
         if job.get("topology", ANYWHERE).slice_tasks > 1:
@@ -49,6 +51,7 @@ _RANGE = section({
 }, "An elastic job: each attempt has as many tasks as there is room for").checked(_in_order, _IN_ORDER)  # fmt: skip
 TASKS = cases(
     {(int, float): _COUNT.to(lambda tasks: {"tasks": tasks}), dict: _RANGE.to(_range)},
-    f"must be an integer from 1 to {MAX_TASKS}, or the fewest and the most tasks as in {{{{min: 2, max: 16}}}}, it is {{}}",
+    f"must be an integer from 1 to {MAX_TASKS}, or the fewest and the most tasks as in {{{{min: 2, max: 16}}}}, it is "
+    "{}",
 )
 """The form of the field. The value has the names `tasks` and, if the job is elastic, `most_tasks`."""

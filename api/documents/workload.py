@@ -364,7 +364,9 @@ WORKLOAD = section({
     "isolation": Field(one_of(tuple(mode.value for mode in Isolation), "a mode of isolation").to(Isolation),
                        "The weakest isolation of tasks on machines where the workload may run; default: the tenant's"),
 }, f"A workload: a gang that gets all its resources at once, in one region, or none. {UNICODE}"
-).checked(check_elastic, *ELASTIC_RULES).checked(check_array, *ARRAY_RULES).checked(check_each, *NOTIFY_RULES)  # fmt: skip
+).checked(check_elastic, *ELASTIC_RULES).checked(check_array, *ARRAY_RULES).checked(
+    check_each, *NOTIFY_RULES
+)  # fmt: skip
 
 
 class Draft:

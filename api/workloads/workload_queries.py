@@ -226,7 +226,9 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
     lost = _lost(session, placed)
     waits = waits_of(session, rows)
     specs = {row.id: row.listed if "spec" in inspect(row).unloaded else row.spec for row in rows}
-    elastic = [row.id for row in rows if row.attempt and any(job.get("most_tasks") for job in specs[row.id].get("jobs", []))]
+    elastic = [
+        row.id for row in rows if row.attempt and any(job.get("most_tasks") for job in specs[row.id].get("jobs", []))
+    ]
     sizes = _sizes(session, elastic)
     return [
         {

@@ -12,8 +12,8 @@ ORDER = (
 )  # fmt: skip
 WORST = PlanQuality(
     victims_by_rank=(1,) * 14, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, missing_tasks=1, spanning=1, apart=1,
-    type_preference=1, capacity_preference=1, doubts=1, away=1, move_s=1.0, crowding=(1,) * 4, departures_per_h=1.0, usd_per_h=1.0,
-    racks=1, machines=1, opened=1, pieces=1,
+    type_preference=1, capacity_preference=1, doubts=1, away=1, move_s=1.0, crowding=(1,) * 4, departures_per_h=1.0,
+    usd_per_h=1.0, racks=1, machines=1, opened=1, pieces=1,
 )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ def test_a_gang_continues_with_more_tasks_and_with_fewer(stack: Up, tmp_path: Pa
     """
     journal, gate = tmp_path / "journal", tmp_path / "gate"
     first, second = sorted(stack.ready_machines())
-    stack.client().machine_action(second, "cordon")
+    stack.client().set_machine(second, "cordon")
     run = f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{JOB}" "{journal}" "{gate}"'
     resources = {"accelerators": "a100:1", "cpus": 0.1, "memory": "64MiB"}
     document = {
@@ -59,7 +59,7 @@ def test_a_gang_continues_with_more_tasks_and_with_fewer(stack: Up, tmp_path: Pa
     job = stack.client().workload(workload)["jobs"][0]
     assert (job["tasks"], job["most_tasks"], job["placed_tasks"]) == (2, 4, 2)
 
-    stack.client().machine_action(second, "uncordon")
+    stack.client().set_machine(second, "uncordon")
     stack.client().preempt(workload)
     wait_until(lambda: len(lines()) == 6, "it continues with four tasks")
     more = sorted(lines()[2:])
