@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK, over_quota_rank
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult, TenantState
+from domain.scheduling import CreditWeights, JobRequest, QueueSnapshot, Ranked, ScanResult, TenantState
 from gms import kernels
 from gms.columns import UNKNOWN_SIZE, QueueColumns
 from gms.queue_order import order_queue
@@ -146,6 +146,23 @@ class Scan:
         return tuple(sorted(self.queue.placed.name(row) for row in rows.tolist()))
 
     @cached_property
+    def _left(self) -> kernels.TenantAmounts:
+        """What workloads within quota leave of it, after the elastic pending ones got what `_most_tasks` says."""
+        return kernels.TenantAmounts(self._quota.cpus - self._used.cpus, self._quota.gpus - self._used.gpus)
+
+    def more_tasks(self, tenant: str, job: JobRequest, types: Iterable[str]) -> int:
+        """Returns how many more tasks of a placed elastic job fit into its tenant's quota on each of these types."""
+        self._most_tasks  # noqa: B018 (elastic pending workloads come first)
+        return self._room(self.queue.numbers[tenant], job, types)
+
+    def _room(self, tenant: int, job: JobRequest, types: Iterable[str]) -> int:
+        numbers = [self.queue.gangs.types[one] for one in types] if job.gpus_per_task else []
+        room = [int(self._left.gpus[tenant, number]) // job.gpus_per_task for number in numbers]
+        if job.cpus_milli_per_task and self._quota.cpus[tenant] != UNLIMITED:
+            room.append(int(self._left.cpus[tenant]) // job.cpus_milli_per_task)
+        return max(0, min((job.most_tasks - job.tasks, *room)))
+
+    @cached_property
     def _most_tasks(self) -> dict[int, int]:
         """Maps the rows of elastic workloads within quota to the most tasks with which all workloads stay within it.
 
@@ -155,18 +172,14 @@ class Scan:
         if not queue.gangs.elastic:
             return found
         columns = queue.pending.columns
-        left_cpus, left_gpus = self._quota.cpus - self._used.cpus, self._quota.gpus - self._used.gpus
         rows = self.order[np.isin(columns["wants"][self.order], queue.gangs.elastic)]
         for row in rows[self.pending.rank[rows] < OVER_QUOTA_RANK].tolist():
             tenant, (job,) = int(columns["tenant"][row]), queue.gangs[int(columns["wants"][row])]
-            types = [queue.gangs.types[one] for one in self._gpu_types(row)[0]] if job.gpus_per_task else []
-            room = [int(left_gpus[tenant, number]) // job.gpus_per_task for number in types]
-            if job.cpus_milli_per_task and self._quota.cpus[tenant] != UNLIMITED:
-                room.append(int(left_cpus[tenant]) // job.cpus_milli_per_task)
-            more = max(0, min((job.most_tasks - job.tasks, *room)))
+            types = self._gpu_types(row)[0]
+            more = self._room(tenant, job, types)
             found[row] = job.tasks + more
-            left_cpus[tenant] -= more * job.cpus_milli_per_task
-            left_gpus[tenant, types] -= more * job.gpus_per_task
+            self._left.cpus[tenant] -= more * job.cpus_milli_per_task
+            self._left.gpus[tenant, [queue.gangs.types[one] for one in types]] -= more * job.gpus_per_task
         return found
 
     def _reason(self, row: int) -> Reason:

@@ -159,6 +159,15 @@ class ScannedQueue:
             found.append(ScannedWorkload(*fields))
         return found
 
+    def most_tasks(self, tenant: str, rank: int, job: JobRequest, gpu_type: str | None) -> int:
+        """Returns the most tasks of a placed elastic job with which its rank, and those of others, stay as they are.
+
+        `job` has the tasks that it has now.
+        """
+        if rank >= OVER_QUOTA_RANK:
+            return job.most_tasks
+        return job.tasks + self._scan.more_tasks(tenant, job, [] if gpu_type is None else [gpu_type])
+
     def demands(self, most: int) -> list[QueuedDemand]:
         """Returns the first workloads in queue order, at most `most`."""
         queue, rank = self._scan.queue, self._scan.pending.rank
@@ -222,6 +231,7 @@ class ScannedQueue:
 def _kept(queue: QueueColumns) -> QueueColumns:
     kept = QueueColumns()
     kept.tenants, kept.gangs, kept.pending, kept.placed = queue.tenants, queue.gangs, Rows(), Rows()
+    kept.numbers = dict(queue.numbers)
     for own, rows in ((kept.pending, queue.pending), (kept.placed, queue.placed)):
         own.at_s, own.id = rows.at_s.copy(), rows.id.copy()
         own.columns = {name: np.copy(column) for name, column in rows.columns.items()}
