@@ -62,6 +62,7 @@ class ReasonCode(StrEnum):
     # Why a workload was placed, stopped or moved.
     AWARDED = "awarded"
     EVICTED = "evicted"
+    MOVED = "moved"
     PREEMPTED_BY_OPERATOR = "preempted_by_operator"
     MACHINE_DRAINED = "machine_drained"
     MACHINE_LOST = "machine_lost"
@@ -232,6 +233,10 @@ _SENTENCES: dict[ReasonCode, str] = {
         "placed in {region} on {machines:1 machine|# machines}{victims:|, evicting 1 workload|, evicting # workloads}"
     ),
     ReasonCode.EVICTED: "evicted by {evictor} (rank {evictor_rank} against {rank})",
+    ReasonCode.MOVED: (
+        "moved from {from} to {to}, so that {freed:1 whole machine becomes|# whole machines become} free; it continues"
+        " from its checkpoint"
+    ),
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
     ReasonCode.MOVES_POOL: "it moves to pool {pool} when no workload is left on it that the pool does not serve",
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained{pool:?, because it moves to pool {pool}}",

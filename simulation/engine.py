@@ -11,6 +11,8 @@ from domain.scheduling import (
     CreditWeights,
     MachineState,
     PlacedWorkload,
+    PlacementRequest,
+    Plan,
     QueuedWorkload,
     Ranked,
     RunningWorkload,
@@ -21,7 +23,7 @@ from gms.auction.candidate import AuctionOutcome, Candidate
 from gms.columns import QueueChange, QueueColumns
 from gms.contested_use import waiting_tenants
 from gms.scan import scan_queue
-from rms.award import leave
+from rms.award import award, leave
 from rms.region import RegionColumns
 
 Ints = npt.NDArray[np.int64]
@@ -173,6 +175,10 @@ class Production(Ranks):
     def running(self, region: str, workload: RunningWorkload) -> None:
         """Adds or updates a workload that holds all its slots."""
         self._auction.regions[region].put_running(workload)
+
+    def book(self, region: str, plan: Plan, request: PlacementRequest) -> None:
+        """Takes the resources of a plan that is not the result of an auction."""
+        award(self._auction.regions[region], plan, request)
 
     def leave(self, region: str, workload: str) -> None:
         """Releases all resources that a workload holds."""

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal
 
 import numpy as np
 
@@ -20,6 +21,9 @@ PERCENTILES = (50, 95, 99)
 
 UNTIL = ("award", "start")
 """The events that end waits: the award is the scheduler's decision; at the start, all tasks run."""
+
+StopCause = Literal["preemptions", "interruptions", "moves"]
+"""Why a workload was stopped: an eviction, the loss of a machine, or a move. Each is a count of `Hour`."""
 
 
 @dataclass
@@ -52,6 +56,8 @@ class Hour:
     preemptions: int = 0
     interruptions: int = 0
     """Number of workloads that left because a cloud reclaimed, or a pool terminated, one of their machines."""
+    moves: int = 0
+    """Number of workloads that were moved, so that whole machines became free."""
     usd: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Cost of machines in US dollars, by capacity kind."""
     lost_gpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
@@ -119,11 +125,10 @@ class Meter:
         for hour in self._into(now_s):
             hour.until[until].waits_s[level, over_quota].append(wait_s)
 
-    def preempt(self, now_s: float, work_gpu_s: float, eviction_gpu_s: float, *, by_machine: bool = False) -> None:
-        """Counts an eviction of a workload, or (`by_machine`) the loss of one of its machines."""
+    def stop(self, now_s: float, what: StopCause, work_gpu_s: float, eviction_gpu_s: float) -> None:
+        """Counts a workload that was stopped before its end."""
         for hour in self._into(now_s):
-            hour.preemptions += not by_machine
-            hour.interruptions += by_machine
+            setattr(hour, what, getattr(hour, what) + 1)
             hour.lost_gpu_s["work"] += work_gpu_s
             hour.lost_gpu_s["eviction"] += eviction_gpu_s
 

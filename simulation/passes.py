@@ -1,5 +1,6 @@
 """Passes over the queue: scan it, offer batches of its head to the regions, and award their bids (MAST 4.2, 4.3)."""
 
+from collections import defaultdict, deque
 from dataclasses import replace
 from itertools import islice
 from math import inf, nextafter
@@ -8,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from capacity.scaling import MOST_SHORTAGES, Shortage
+from domain.lifecycle.attempts import Step
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from gms.auction.candidate import Candidate
 from gms.auction.immunity import immune_to
 from gms.auction.region_bidder import reserve_later_s
-from simulation.engine import OrderedEngine, ScanOrder
+from rms.consolidation import CONSIDER_S, MOST_WAITING, Mover, consolidation, may_move, moves_left, wanted_types
+from simulation.engine import OrderedEngine, Production, ScanOrder
 from simulation.transitions import Transitions
 from simulation.workload_columns import Ints
 from simulation.workload_state import WorkloadState
@@ -50,6 +53,9 @@ class Passes:
         """Tenants with over-quota work, which their own workloads spare: their refusals say nothing about others."""
         self.standing: ScanOrder | None = None
         """Scan result of the last pass."""
+        self._moved_at_s: deque[float] = deque(maxlen=self._settings.moves_per_h)
+        """The times of the last moves."""
+        self._consolidate_from_s = -inf
 
     def due_s(self) -> float:
         """Returns the time of the next pass; infinity: the queue is empty."""
@@ -80,6 +86,7 @@ class Passes:
                 self._ask(now_s, standing, np.array([place]))
         else:
             self._by_rank(now_s, standing)
+        self._consolidate(now_s, standing)
 
     def shortages(self) -> list[Shortage]:
         """Returns the within-quota workloads that fitted in no region in the last pass, in queue order."""
@@ -110,6 +117,49 @@ class Passes:
         columns.rank[numbers[new]], columns.checkpoints[numbers[new]] = standing.placed_rank[new], made[new]
         for number in numbers[new].tolist():
             self._transitions.report(self._transitions.states[number])
+
+    def _consolidate(self, now_s: float, standing: ScanOrder) -> None:
+        """Moves over-quota workloads, so that whole machines become free for gangs that this pass refused."""
+        transitions, left = self._transitions, moves_left(now_s, self._moved_at_s, self._settings.moves_per_h)
+        if left <= 0 or now_s < self._consolidate_from_s or not isinstance(transitions.engine, Production):
+            return
+        self._consolidate_from_s = now_s + CONSIDER_S
+        queued = (number for number in standing.order.tolist() if number in transitions.queue)
+        types = wanted_types(transitions.states[number].workload.jobs for number in islice(queued, MOST_WAITING))
+        if not types:
+            return
+        movers = self._movers(now_s, standing)
+        found = (
+            consolidation(region, map(ledger.state, filter(ledger.is_open, ledger.machines)), movers[region], types, left)
+            for region, ledger in transitions.ledgers.items()
+            if region in movers
+        )
+        best = min((one for one in found if one is not None), key=lambda one: one.key, default=None)
+        if best is None:
+            return
+        for mover, plan in zip(best.movers, best.plans, strict=True):
+            state = transitions.states[int(mover.workload)]
+            request = PlacementRequest(state.id, mover.rank, mover.jobs, tenant=mover.tenant)
+            transitions.move(now_s, state, request, plan)
+            self._moved_at_s.append(now_s)
+
+    def _movers(self, now_s: float, standing: ScanOrder) -> dict[str, list[Mover]]:
+        """Returns the workloads that may be moved, by region."""
+        out: dict[str, list[Mover]] = defaultdict(list)
+        transitions, columns, s = self._transitions, self._transitions.columns, self._settings
+        for number in standing.placed[standing.placed_rank >= OVER_QUOTA_RANK].tolist():
+            state = transitions.states[number]
+            if state.step is not Step.RUN or state.place is None:
+                continue
+            ran_s = now_s - state.started_at_s
+            unsaved_s = ran_s - int(columns.checkpoints[number]) * s.checkpoint_interval_s
+            if may_move(ran_s, unsaved_s, s.min_runtime_s):
+                held, tenant = transitions.ledgers[state.place].holdings(state.id), state.workload.tenant
+                rank = int(columns.rank[number])
+                out[state.place].append(
+                    Mover(state.id, state.attempt, rank, state.workload.jobs, held, unsaved_s, tenant)
+                )
+        return out
 
     def _by_rank(self, now_s: float, standing: ScanOrder) -> None:
         waited_s = self._waited_s(now_s, standing)

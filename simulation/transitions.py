@@ -16,17 +16,17 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from gms.columns import QueueChange
-from simulation.engine import Engine
+from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
 from simulation.ledger import Ledger
-from simulation.meter import Meter
+from simulation.meter import Meter, StopCause
 from simulation.policies import Binding, SchedulingPolicy, place_of, split_by_cluster
 from simulation.random_draws import chance
 from simulation.scenario import InitialHolder, Scenario
 from simulation.shares import Shares
 from simulation.supply import usd_per_h
 from simulation.workload_columns import WorkloadColumns
-from simulation.workload_state import WorkloadState, gpus_of, numbered, speed_of, types_asked
+from simulation.workload_state import BOOKED, WorkloadState, gpus_of, numbered, speed_of, types_asked
 
 
 @dataclass(frozen=True)
@@ -146,17 +146,8 @@ class Transitions:
         self._judge(at_s, state, at_s - state.objective_since_s)
         self.meter.wait(at_s, "award", state.workload.level, rank >= OVER_QUOTA_RANK, at_s - state.objective_since_s)
         self._no_longer_queued(state)
-        state.take(FIRST)
-        state.place, state.gpus = plan.region, gpus_of(plan, request)
-        state.speed = plan.jobs[0].tasks / request.jobs[0].tasks
-        self.columns.begin(state.number, rank)
-        state.attempt += 1
-        state.turn += 1
-        state.awarded_at_s, state.started_at_s = at_s, -inf
-        self._remind(at_s, state)
         self.ledgers[plan.region].award(plan, request.jobs)
-        self._hold(at_s, state, 1)
-        self.placed.append(state.placed(True))
+        self._place(at_s, state, request, plan, rank)
         state.victims = {int(victim) for victim in plan.victims}
         detail = tuple(job.machines for job in plan.jobs), plan.victims
         self._say(at_s, "awarded", state, plan.region, detail)
@@ -164,6 +155,15 @@ class Transitions:
             self._evict(at_s, self.states[number], state)
         if not state.victims:
             self._ready(at_s, state)
+
+    def move(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan) -> None:
+        """Books a place for a running workload, and sends it the notice to save and to continue there."""
+        assert state.place is not None
+        self._take(state.place, replace(plan, workload=state.booked_id), replace(request, workload=state.booked_id))
+        state.booking = plan, request
+        self._send_back(at_s, state, StepOutcome.TOLD, "moves")
+        self.report(state, evictable=False)
+        self._say(at_s, "moving", state, state.place)
 
     def start(self, at_s: float, state: WorkloadState) -> None:
         """Starts the work of a workload after its provisioning."""
@@ -194,7 +194,13 @@ class Transitions:
         self._release(at_s, state)
 
     def leave(self, at_s: float, state: WorkloadState) -> None:
-        """Releases the slots of a workload that was evicted, or that loses a machine, and queues it again."""
+        """Releases the slots of a workload that was evicted, or that loses a machine, and queues it again.
+
+        A workload that moves continues in its new place.
+        """
+        if state.booking is not None:
+            self._go_on_where_booked(at_s, state)
+            return
         evictor = state.evictor
         state.end(Phase.PREEMPTED)
         self._release(at_s, state)
@@ -231,8 +237,10 @@ class Transitions:
         """
         self.engine.close(region, machine)
         for holder in self.ledgers[region].close(machine):
-            state = self.states[int(holder)]
-            if self.columns.holds_all[state.number]:
+            state = self.states[int(holder.removesuffix(BOOKED))]
+            if holder == state.booked_id:
+                self._end_booking(state)
+            elif self.columns.holds_all[state.number]:
                 self._interrupt(at_s, state)
         self._count_held()
 
@@ -255,7 +263,7 @@ class Transitions:
                 self.ledgers[state.place].holdings(state.id),
                 state.started_at_s + made * s.checkpoint_interval_s if made else None,
                 evictable,
-                protected_until_s=since_s + s.min_runtime_s if s.min_runtime_s else -inf,
+                protected_until_s=since_s + s.min_runtime_s if s.min_runtime_s and not state.moved else -inf,
                 attempt=state.attempt,
                 ends_by_s=state.ready_at_s + state.workload.max_runtime_s,
                 tenant=state.workload.tenant,
@@ -263,6 +271,45 @@ class Transitions:
         )
 
     # ---------------------------------------------------------------------------------------------------------- details
+
+    def _place(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
+        """Begins an attempt in a place that was taken for it."""
+        state.take(FIRST)
+        state.place, state.gpus, state.moved = plan.region, gpus_of(plan, request), False
+        state.speed = plan.jobs[0].tasks / state.workload.jobs[0].tasks
+        self.columns.begin(state.number, rank)
+        state.attempt += 1
+        state.turn += 1
+        state.awarded_at_s, state.started_at_s = at_s, -inf
+        self._remind(at_s, state)
+        self._hold(at_s, state, 1)
+        self.placed.append(state.placed(True))
+
+    def _take(self, place: str, plan: Plan, request: PlacementRequest) -> None:
+        """Takes the resources of a plan that is not the result of an auction."""
+        assert isinstance(self.engine, Production)
+        self.engine.book(place, plan, request)
+        self.ledgers[place].award(plan, request.jobs)
+
+    def _go_on_where_booked(self, at_s: float, state: WorkloadState) -> None:
+        assert state.booking is not None
+        plan, request = state.booking
+        state.end(Phase.PREEMPTED)
+        self._release(at_s, state)
+        self._end_booking(state)
+        self._take(plan.region, plan, request)
+        self._place(at_s, state, request, plan, int(self.columns.rank[state.number]))
+        state.moved = True
+        self._say(at_s, "moved", state, plan.region, (tuple(job.machines for job in plan.jobs), ()))
+        self._ready(at_s, state)
+
+    def _end_booking(self, state: WorkloadState) -> None:
+        """Frees the place of a booking."""
+        assert state.booking is not None
+        place = state.booking[0].region
+        self.ledgers[place].leave(state.booked_id)
+        self.engine.leave(place, state.booked_id)
+        state.booking = None
 
     def _wait(self, at_s: float, since_s: float, state: WorkloadState) -> None:
         state.objective_since_s, state.judged = since_s, False
@@ -309,19 +356,19 @@ class Transitions:
             self._interrupt(at_s, state)
 
     def _evict(self, at_s: float, victim: WorkloadState, evictor: WorkloadState) -> None:
-        self._send_back(at_s, victim, StepOutcome.TOLD, by_machine=False)
+        self._send_back(at_s, victim, StepOutcome.TOLD, "preemptions")
         victim.evictor = evictor.number
         self.evictors.setdefault(victim.id, set()).add(evictor.id)
         self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
 
     def _interrupt(self, at_s: float, state: WorkloadState) -> None:
         self._send_back(
-            at_s, state, StepOutcome.NOTICED if state.step is Step.RUN else StepOutcome.TOLD, by_machine=True
+            at_s, state, StepOutcome.NOTICED if state.step is Step.RUN else StepOutcome.TOLD, "interruptions"
         )
         self.report(state, evictable=False)
         self._say(at_s, "interrupted", state, state.place)
 
-    def _send_back(self, at_s: float, victim: WorkloadState, event: StepOutcome, *, by_machine: bool) -> None:
+    def _send_back(self, at_s: float, victim: WorkloadState, event: StepOutcome, what: StopCause) -> None:
         """Sends a workload the notice to save, and schedules its departure."""
         w, s = victim.workload, self.settings
         lost_s = 0.0
@@ -335,8 +382,7 @@ class Transitions:
             lost_s = worked_s - saved_s
         elif s.provisioning_p50_s and victim.attempt > 1:
             self.meter.restart(at_s, (at_s - victim.ready_at_s) * victim.held_gpus)
-        held_gpus = victim.held_gpus
-        self.meter.preempt(at_s, lost_s * held_gpus, s.eviction_s * held_gpus, by_machine=by_machine)
+        self.meter.stop(at_s, what, lost_s * victim.held_gpus, s.eviction_s * victim.held_gpus)
         victim.go_on(event)
         victim.objective_since_s = at_s
         victim.turn += 1

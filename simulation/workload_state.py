@@ -23,6 +23,9 @@ _TABLE = TABLES[LATEST]
 _AT_ONCE = frozenset({Step.STAGE, Step.AWAIT_SAVES, Step.COPY})
 """Steps without a duration of their own in the simulation: their time is part of the provisioning delay."""
 
+BOOKED = "+"
+"""Ends the id that holds the place of a booking until its workload has left its old place."""
+
 
 @dataclass
 class WorkloadState:
@@ -65,6 +68,10 @@ class WorkloadState:
     victims: set[int] = field(default_factory=set)
     """Numbers of the evicted workloads that still hold some of the awarded slots."""
     evictor: int | None = None
+    booking: tuple[Plan, PlacementRequest] | None = None
+    """The place where it continues after its departure; None: it does not move."""
+    moved: bool = False
+    """Whether the present attempt continues one that was moved."""
 
     def take(self, step: Step) -> None:
         """Enters a step of an attempt; skips the steps without a duration."""
@@ -104,6 +111,11 @@ class WorkloadState:
     def id(self) -> str:
         """The workload's id in the decision packages."""
         return id_of(self.number)
+
+    @property
+    def booked_id(self) -> str:
+        """The id under which the place of its booking is held."""
+        return f"{self.id}{BOOKED}"
 
     def remaining_s(self) -> float:
         """Returns how many seconds an attempt needs for the work that is left at its start."""

@@ -1,4 +1,5 @@
-"""Hands over slots, CPUs and memory. Only this module and the award (`activities.scheduling.awards`) write allocations.
+"""Hands over slots, CPUs and memory. Only this module, the award (`activities.scheduling.awards`) and bookings
+(`activities.scheduling.bookings`) write allocations.
 
 The allocation guard in the database maintains the machines' masks of slots and refuses overlaps. All functions run in
 the caller's transaction, which is READ COMMITTED: a value that a decision depends on is read after its row is locked.
@@ -10,28 +11,40 @@ number, and which attempt is released or evicted. An attempt's lock guards its r
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, func, select, tuple_, update
+from sqlalchemy import BindParameter, bindparam, delete, func, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol.workload_messages import MessageKind
 from domain.protocol.workloads import ReleaseRequest
 from infra.db import outbox
-from infra.db.models import Allocation, Attempt, Eviction, Machine
+from infra.db.models import Allocation, Attempt, Booking, Eviction, Machine
 
 # Statements are built once: building one takes as long as its execution.
 _RUNS: BindParameter[Any] = bindparam("runs", expanding=True)
 _HELD = tuple_(Allocation.workload, Allocation.attempt).in_(_RUNS), Allocation.released_at.is_(None)
 _LOCK_HELD = (
     select(Machine)
-    .where(Machine.id.in_(select(Allocation.machine).where(*_HELD)))
+    .where(
+        Machine.id.in_(
+            select(Allocation.machine).where(
+                Allocation.workload.in_(bindparam("workloads", expanding=True)), Allocation.released_at.is_(None)
+            )
+        )
+    )
     .order_by(Machine.id)
     .with_for_update()
 )
 _OWN = select(Allocation).where(*_HELD).order_by(Allocation.workload, Allocation.machine)
+_BOOKED = (
+    select(Booking).where(Booking.workload.in_(bindparam("workloads", expanding=True))).order_by(Booking.workload)
+)
+_FREE_BOOKED = delete(Allocation).where(
+    Allocation.workload == bindparam("workload"), Allocation.attempt == bindparam("attempt")
+)
 _NOW = select(func.clock_timestamp())
 _EVICTORS = select(Eviction.victim, Eviction.evictor, Eviction.evictor_attempt).where(
     tuple_(Eviction.victim, Eviction.victim_attempt).in_(_RUNS)
@@ -51,7 +64,8 @@ def release(session: Session, requests: Sequence[ReleaseRequest]) -> tuple[datet
     """
     asked = {request.workload_id: request for request in requests}
     runs = {"runs": [(request.workload_id, request.attempt) for request in requests]}
-    locked = {row.id: row for row in session.scalars(_LOCK_HELD, runs)}
+    # Also the machines that are booked for the next attempts.
+    locked = {row.id: row for row in session.scalars(_LOCK_HELD, {"workloads": list(asked)})}
     evictors: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for victim, evictor, attempt in session.execute(_EVICTORS, runs):  # Stable, because the victims are locked.
         evictors[victim].append((evictor, attempt))
@@ -79,6 +93,20 @@ def release(session: Session, requests: Sequence[ReleaseRequest]) -> tuple[datet
     for heir, heir_attempt in sorted(served):
         _notify_if_ready(session, heir, heir_attempt)
     return now, machines
+
+
+def end_bookings(session: Session, workloads: Collection[str]) -> list[Booking]:
+    """Removes the bookings of workloads whose running attempts `release` has released, and returns them, by workload.
+
+    What they held is free from then on. The caller may award it in the same transaction: `release` has locked the
+    machines.
+    """
+    found = list(session.scalars(_BOOKED, {"workloads": list(workloads)}))
+    for booking in found:
+        session.execute(_FREE_BOOKED, {"workload": booking.workload, "attempt": booking.attempt + 1})
+        session.delete(booking)
+    session.flush()
+    return found
 
 
 def _block(

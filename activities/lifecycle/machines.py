@@ -292,9 +292,10 @@ def lose(session: Session, row: Machine, words: str | None = None) -> None:
 
 
 def _live(session: Session, machine: str) -> list[tuple[str, int]]:
-    """Returns the attempts that hold resources of a machine or wait for them."""
+    """Returns the attempts that hold resources of a machine or wait for them; not those that are only booked."""
     rows = session.execute(
         select(Allocation.workload, Allocation.attempt)
+        .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
         .where(Allocation.machine == machine, Allocation.released_at.is_(None))
         .order_by(Allocation.workload)
     )

@@ -1,5 +1,6 @@
 """Activities on a workload's row: phase changes and the release of an attempt."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from temporalio.exceptions import ApplicationError
 
 from activities.lifecycle import handover, leases, lent_work
 from activities.lifecycle.attempt_reports import set_progress
+from activities.scheduling.awards import AWARD
 from domain import ids
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
@@ -49,6 +51,7 @@ _ATTEMPTS = (
     .order_by(Attempt.workload)
     .with_for_update()
 )
+_AWARD = text(AWARD.format(":candidates"))
 _AFTER_ASKING = [p.value for p in (Phase.PROVISIONING, Phase.RUNNING, Phase.CHECKPOINTING)]
 """Phases that are written before the requests to prepare or start tasks are sent to machines. With one machine, the
 start request may be sent concurrently with that write (`LaunchPlan.starts_at_once`)."""
@@ -241,6 +244,7 @@ class WorkloadActivities:
                     _set_lost_work(session, attempt)
                 blamed = asked[attempt.workload].blames_machine
                 self._judge_machines(session, attempt, machines[attempt.workload], blamed, phase)
+            _go_on_where_booked(session, attempts)
             outbox.wake_scheduler(session)
 
     @staticmethod
@@ -302,6 +306,18 @@ class WorkloadActivities:
             reason = Reason(ReasonCode.KEEPS_FAILING_GANGS, {"failures": guilty.failed_gangs, "workload": workload})
             guilty.cordon = reason.to_json()
             events.record(session, "machine.cordoned", region=guilty.region, machine=guilty.id, reason=reason)
+
+
+def _go_on_where_booked(session: Session, released: Sequence[Attempt]) -> None:
+    """Ends the bookings of released attempts, and awards those for whose reason the attempts ended.
+
+    A workload whose award fails stays in the queue: a machine is lost or cordoned, for example, or it is on hold.
+    """
+    session.flush()
+    codes = {attempt.workload: (attempt.outcome or {}).get("code") for attempt in released}
+    for booking in handover.end_bookings(session, codes):
+        if codes[booking.workload] == booking.code:
+            session.execute(_AWARD, {"candidates": json.dumps([booking.candidate])})
 
 
 def _has_cordoned(session: Session, workload: str) -> bool:

@@ -12,6 +12,7 @@ from temporalio import activity
 
 from activities.scheduling.award_batch import BatchAward
 from activities.scheduling.bids import asked, region_bids
+from activities.scheduling.consolidation import consolidate
 from activities.scheduling.dry_run import dry_run
 from activities.scheduling.rate_limits import TimeShare
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
@@ -27,6 +28,7 @@ from infra.db import outbox, published_queue
 from infra.db.buckets import failing_buckets
 from infra.db.logs import ScanBatch
 from infra.db.session import transaction
+from rms.consolidation import CONSIDER_S, MOST_WAITING
 
 _LONGEST_REST_S = 1.0
 """The maximum pause between two passes that keeps passes within their share of the time."""
@@ -53,6 +55,8 @@ class AuctionActivities:
         self._starts = PublishedStarts(engine, self._settings.reserve_after_s)
         self._publish_from_s = 0.0
         """The earliest time of the next publication, on the monotonic clock."""
+        self._consolidate_from_s = 0.0
+        """The earliest time of the next search for moves, on the monotonic clock."""
         self._share = TimeShare(self._settings.pass_share, _LONGEST_REST_S, _SHORT_PASS_S)
         self._counters: Counter[str] = Counter()
 
@@ -174,6 +178,8 @@ class AuctionActivities:
             self._count(*done.stats)
             # 3. Publish why workloads wait, and copy tables where only data is missing.
             explain_batch(self._engine, state, done.waiting, done.outcomes, done.conflicts, sorted(left_out))
+        if request.first == 0:
+            self._consolidate(done)
         if done.gave_up:
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
@@ -182,6 +188,15 @@ class AuctionActivities:
         result = AwardResult(awarded=done.awarded, waiting=len(done.waiting), rebids=done.rebids, rest_s=rest_s)
         self._counters.update(awarded=result.awarded, waiting=result.waiting, rebids=result.rebids, batches=1)
         return result
+
+    def _consolidate(self, done: BatchAward) -> None:
+        """Moves workloads for gangs at the head of the queue that this pass refused."""
+        now_s = time.monotonic()
+        if not self._settings.moves_per_h or now_s < self._consolidate_from_s or not done.waiting:
+            return
+        self._consolidate_from_s = now_s + CONSIDER_S
+        waiting = [a.demand.jobs for a in done.waiting[:MOST_WAITING]]
+        self._counters["moves"] += consolidate(self._engine, self._settings, waiting)
 
     def _until_retry_s(self, done: BatchAward, now_s: float) -> float | None:
         """Returns the seconds until time alone may change that a workload of a batch waits; None: only events can.

@@ -26,7 +26,9 @@ from domain.slots import plan_body, shares
 _FIRST, _MOST = 16, 64
 """The number of awards in the first transaction of a batch, and the maximum. The size doubles after each success. Small
 transactions hold their locks for a short time, and waste less work if a plan fails."""
-_AWARD = b"select awarded, gone from award_plans(%s::jsonb)"
+AWARD = "select awarded, gone from award_plans(cast({} as jsonb))"
+"""The award of candidates (`body_of`), as SQL with a placeholder for the parameter."""
+_AWARD = AWARD.format("%s").encode()
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,7 @@ def award(connection: Connection[Any], awards: Iterable[PlannedAward]) -> Awarde
 
 
 def _award_some(connection: Connection[Any], awards: Sequence[PlannedAward]) -> Awarded:
-    body = json.dumps([_body(planned) for planned in awards])
+    body = json.dumps([body_of(planned) for planned in awards])
     try:
         found = connection.execute(_AWARD, (body,)).fetchone()
     except psycopg.IntegrityError:
@@ -126,7 +128,7 @@ def _one_by_one(connection: Connection[Any], awards: Sequence[PlannedAward]) -> 
     return Awarded(len(awards)) if len(awards) > 1 else Awarded(0, AwardFailure.STALE)
 
 
-def _body(planned: PlannedAward) -> dict[str, Any]:
+def body_of(planned: PlannedAward) -> dict[str, Any]:
     """Returns the JSON body of an award for `award_plans`."""
     plan, rank, victims = planned.plan, planned.rank, list(planned.plan.victims)
     element = planned.element

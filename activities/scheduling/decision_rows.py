@@ -68,6 +68,8 @@ class AttemptRow(NamedTuple):
     """The group of workloads that are spread, if it belongs to one."""
     user: str
     """The person who submitted its workload."""
+    booked: bool
+    """Whether its place was booked while the attempt before ran (`activities.scheduling.bookings`)."""
 
 
 class HoldingRow(NamedTuple):
@@ -163,7 +165,7 @@ _ATTEMPT = (
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
     " (w.spec -> 'limits' ->> 'max_runtime_s')::float8,"
     " case when w.spec ->> 'serving' is not null then coalesce(a.cold_start_s, 0) end, w.spec -> 'spread' ->> 'group',"
-    " w.submitted_by"
+    " w.submitted_by, coalesce((a.plan ->> 'booked')::bool, false)"
     " from attempt as a join workload as w on w.id = a.workload"
 )
 _HOLDING = (
@@ -190,7 +192,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
     QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text", "text", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
-        "float8", "float8", "text", "text",
+        "float8", "float8", "text", "text", "bool",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
     MachineRow: (
@@ -253,7 +255,8 @@ class SnapshotReader:
 
     def live_holdings(self) -> Iterator[HoldingRow]:
         """Yields the holdings of all live attempts, sorted by machine."""
-        query = f"{_HOLDING} where l.released_at is null order by l.machine"
+        # A booking's allocations are not of its workload's present attempt.
+        query = f"{_HOLDING} join attempt using (workload, attempt) where l.released_at is null order by l.machine"
         return map(HoldingRow._make, self._copied(HoldingRow, query))
 
     def machines(self, ids: Collection[str]) -> Iterator[MachineRow]:

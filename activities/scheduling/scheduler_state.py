@@ -297,7 +297,8 @@ class SchedulerState:
             holdings=held,
             last_checkpoint_at_s=None if a.checkpoint_us is None else seconds(a.checkpoint_us),
             evictable=a.ready and not a.evicting,
-            protected_until_s=started_s + self._settings.min_runtime_s,
+            # A workload that goes on in another place has had its minimum runtime.
+            protected_until_s=started_s + (0.0 if a.booked else self._settings.min_runtime_s),
             attempt=a.attempt,
             # An upper bound: the runtime of earlier attempts is not subtracted.
             ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,

@@ -33,6 +33,9 @@ class SchedulerSettings(Section):
     """Window over which the use of tenants and people is averaged, in seconds."""
     min_runtime_s: float = Field(120.0, ge=0)
     """A workload that started less than this ago is not evicted."""
+    moves_per_h: int = Field(0, ge=0)
+    """Maximum number of running over-quota workloads that are moved in any hour, so that whole machines become free for
+    gangs that wait; 0: none."""
     batch: int = Field(256, gt=0)
     """Number of workloads on which regions bid in one round."""
     bid_deadline_s: float = Field(2.0, gt=0)

@@ -30,7 +30,7 @@ def send_away(session: Session, machine: Machine, by: str, but: Collection[str] 
     """
     live = (
         select(Allocation.workload, Allocation.attempt)
-        .join(Workload, Workload.id == Allocation.workload)
+        .join(Workload, (Workload.id == Allocation.workload) & (Workload.attempt == Allocation.attempt))
         .where(Allocation.machine == machine.id, Allocation.released_at.is_(None), Workload.tenant.not_in(but))
     )
     detail = {"machine": machine.id, "by": by, "code": ReasonCode.MACHINE_DRAINED.value, **more}

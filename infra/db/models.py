@@ -377,8 +377,9 @@ class Allocation(Base):
     """
 
     __tablename__ = "allocation"
-    workload: Mapped[str] = mapped_column(primary_key=True)
+    workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
     attempt: Mapped[int] = mapped_column(primary_key=True)
+    """Not a foreign key: the attempt of a booking has no row yet."""
     machine: Mapped[str] = mapped_column(primary_key=True)
     """Not a foreign key, because history is kept after a machine is removed. The guard rejects unreleased rows without
     a machine."""
@@ -400,7 +401,6 @@ class Allocation(Base):
     reached, this may be long after the release. A machine becomes ready only after all its released allocations are
     confirmed."""
     __table_args__ = (
-        ForeignKeyConstraint(["workload", "attempt"], ["attempt.workload", "attempt.attempt"], ondelete="CASCADE"),
         CheckConstraint("slots & awaited = 0", name="allocation_disjoint"),
         CheckConstraint(
             "awaited_cpus_milli between 0 and cpus_milli and awaited_memory_bytes between 0 and memory_bytes",
@@ -414,6 +414,24 @@ class Allocation(Base):
             postgresql_where=text("released_at is not null and stopped_at is null"),
         ),
     )
+
+
+class Booking(Base):
+    """The place of the next attempt of a running workload, which is being stopped to continue there.
+
+    Allocations of the next attempt hold its slots. The release of the running attempt ends the booking, and awards the
+    place in the same transaction if the attempt ended for the reason of the booking.
+    """
+
+    __tablename__ = "booking"
+    workload: Mapped[str] = mapped_column(ForeignKey("workload.id", ondelete="CASCADE"), primary_key=True)
+    attempt: Mapped[int]
+    """The running attempt."""
+    code: Mapped[str]
+    """Code of the reason with which the running attempt is stopped."""
+    candidate: Mapped[Json]
+    """The award, an `award_candidate` of `functions/award.sql` as JSON."""
+    booked_at: Mapped[datetime] = mapped_column(server_default=NOW)
 
 
 class Eviction(Base):

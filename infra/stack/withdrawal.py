@@ -37,7 +37,7 @@ def withdraw(
         session.execute(update(Machine).where(Machine.id.in_(ids), Machine.state == "ready").values(state="joining"))
         rows = session.execute(
             select(Workload.id, Allocation.attempt, Workload.spec["checkpoint"])
-            .join(Allocation, Allocation.workload == Workload.id)
+            .join(Allocation, (Allocation.workload == Workload.id) & (Allocation.attempt == Workload.attempt))
             .where(Allocation.machine.in_(ids), Allocation.released_at.is_(None))
             .distinct()
         ).all()

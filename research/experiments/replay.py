@@ -50,6 +50,7 @@ class RunObserver:
         self.worked: list[tuple[SimulatedWorkload, float, float]] = []
         self.finished: list[tuple[float, SimulatedWorkload]] = []
         self.evictions: list[float] = []
+        self.moves: list[float] = []
         self.lost: list[tuple[float, float]] = []
         """(when, GPU-seconds held without work: through evictions, and through provisioning after the first)."""
 
@@ -89,6 +90,17 @@ class RunObserver:
 
     _interrupted = _evicted
     """The loss of a machine is counted as an eviction."""
+
+    def _moving(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
+        self.moves.append(at_s)
+        self._evicted_s[w.id] = at_s
+        self.worked.append((w, self._works_since_s.pop(w.id), at_s))
+        self._begin("start", w, at_s)
+
+    def _moved(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
+        self._left(w, at_s, None)
+        self._ready_s[w.id] = at_s
+        self._awards[w.id] += 1
 
     def _left(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
         self.lost.append((at_s, (at_s - self._evicted_s[w.id]) * w.gpus))

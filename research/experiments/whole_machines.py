@@ -46,14 +46,14 @@ class MachineObserver(RunObserver):
         """Processes one event of the run."""
         self._advance(event.at_s)
         w = self._of[event.workload]
-        if event.what == "awarded":
+        if event.what in ("moved", "finished", "left"):
+            self._move(w.id, 1)
+        if event.what in ("awarded", "moved"):
             self._gangs.discard(w.id)
             placed = cast(tuple[Sequence[Sequence[tuple[str, int]]], object], event.detail)[0]
             jobs = zip(w.jobs, placed, strict=True)
             self._on[w.id] = [(self._number_of[m], tasks * job.gpus_per_task) for job, on in jobs for m, tasks in on]
             self._move(w.id, -1)
-        elif event.what in ("finished", "left"):
-            self._move(w.id, 1)
         if event.what in ("submitted", "left") and w.gpus >= GANG_GPUS:
             self._gangs.add(w.id)
         super().__call__(event)
@@ -94,6 +94,7 @@ class MachineObserver(RunObserver):
             "lost_gpu_h": round(sum(gpu_s for _, gpu_s in self.lost) / 3600, 1),
             "worked_gpu_h": round(sum(w.gpus * (to - since) for w, since, to in self.worked) / 3600),
             "evictions": len(self.evictions),
+            "moves": len(self.moves),
             "whole": round(self.whole_s / self._now_s, 2),
             "pieces": round(self.pieces_s / self._now_s, 2),
             "starved": round(self.starved_s / self._now_s, 3),

@@ -15,7 +15,7 @@ from domain.priority import LOWEST_LEVEL
 from domain.slots import slots_of_tasks, tasks_of_jobs
 from domain.spec import WorkloadSpec
 from infra.db.logs import Event, Outbox
-from infra.db.models import Allocation, Attempt, Eviction, Machine, Workload
+from infra.db.models import Allocation, Attempt, Booking, Eviction, Machine, Workload
 from infra.db.tenants import Tenant
 from tests.activities.oracle import queue_snapshot
 from tests.activities.world import World, by_workload
@@ -37,9 +37,16 @@ def check_machines(world: World) -> None:
         unconfirmed = session.scalars(
             select(Allocation).where(Allocation.released_at.is_not(None), Allocation.stopped_at.is_(None))
         ).all()
+        attempts = {(a.workload, a.attempt) for a in session.scalars(select(Attempt).where(Attempt.released_at.is_(None)))}
         evictions = {
             (e.evictor, e.evictor_attempt, e.victim, e.victim_attempt) for e in session.scalars(select(Eviction))
         }
+        bookings = session.scalars(select(Booking)).all()
+        booked = {(b.workload, b.attempt + 1, b.workload, b.attempt) for b in bookings}
+        held = {(a.workload, a.attempt) for a in live}
+        for one in bookings:  # The running attempt holds its slots until the next one has them.
+            assert {(one.workload, one.attempt), (one.workload, one.attempt + 1)} <= held
+        assert held <= attempts | {(workload, attempt) for workload, attempt, *_ in booked}
         for machine in session.scalars(select(Machine)):
             assert machine.state != "ready" or all(a.machine != machine.id for a in unconfirmed)
             here = [a for a in live if a.machine == machine.id]
@@ -55,7 +62,8 @@ def check_machines(world: World) -> None:
             for heir in here:
                 for holder in here:
                     if heir.awaited & holder.slots:
-                        assert (heir.workload, heir.attempt, holder.workload, holder.attempt) in evictions
+                        pair = (heir.workload, heir.attempt, holder.workload, holder.attempt)
+                        assert pair in evictions or pair in booked
 
 
 def check_gangs(world: World) -> None:

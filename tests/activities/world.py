@@ -18,14 +18,16 @@ from activities.lifecycle.machines import MachineActivities
 from activities.lifecycle.workloads import WorkloadActivities
 from activities.scheduling import awards
 from activities.scheduling.auction import AuctionActivities
+from activities.scheduling.bookings import PlannedBooking, book
 from activities.scheduling.bids import RegionActivities, asked, region_bid
 from activities.scheduling.scheduler_state import SchedulerState
+from domain.criteria import PlanQuality
 from domain.phases import Phase
 from domain.protocol.machines import Attend, Hello, Welcome
 from domain.protocol.scheduling import AwardRequest, AwardResult, BidRequest, ScanTicket
 from domain.protocol.workloads import ReleaseRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import Bid
+from domain.scheduling import Bid, JobPlacement, Plan
 from domain.spec import JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
 from domain.task_reports import TaskProgress
 from infra.config.scheduling import LifecycleSettings, SchedulerSettings
@@ -279,22 +281,39 @@ class World:
     def release(
         self, workload: str, phase: Phase, attempt: int | None = None, blames: str | None = None,
         progress: Sequence[TaskProgress] = (), silent: Sequence[str] = (), unstarted: bool = False,
+        code: ReasonCode | None = None,
     ) -> None:  # fmt: skip
         """Ends an attempt as its workflow does; `silent` are the machines whose agents did not respond.
 
-        `unstarted`: the workflow says that it asked no agent to start tasks.
+        `unstarted`: the workflow says that it asked no agent to start tasks. `code`: why, if not the usual reason.
         """
         number = self.workload(workload).attempt if attempt is None else attempt
         with self.session() as session:
             held = select(Allocation.machine).where(Allocation.workload == workload, Allocation.attempt == number)
             machine = session.scalars(held.order_by(Allocation.machine).limit(1)).first()
         lost = WHY[phase] is ReasonCode.MACHINE_LOST
-        reason = Reason(WHY[phase], {"machine": blames or machine} if lost else {}).to_json()
+        reason = Reason(code or WHY[phase], {"machine": blames or machine} if lost else {}).to_json()
         self.workloads.release(
             ReleaseRequest(
                 workload, number, phase.value, reason, list(progress), blames, list(silent), unstarted=unstarted
             )
         )
+
+    def book(self, *places: tuple[str, str], keeps: bool = False, attempt: int | None = None) -> bool:
+        """Books, for each workload of one job, a place for all of its tasks on one machine, as a move does."""
+        planned = []
+        for workload, machine in places:
+            jobs = tuple(WorkloadSpec.model_validate(self.workload(workload).spec).requests())
+            region, cluster, _ = machine.split("/")
+            placed = JobPlacement(jobs[0].name, cluster, "a100", ((machine, jobs[0].tasks),))
+            now = self.attempt(workload)
+            plan = Plan(workload, region, (placed,), (), PlanQuality())
+            reason = Reason(ReasonCode.MOVED, {"from": sorted(self.holdings(workload)), "to": [machine], "freed": 1})
+            planned.append(
+                PlannedBooking(awards.PlannedAward(plan, now.rank, jobs), attempt or now.attempt, reason, keeps)
+            )
+        with awards.connected(self.engine) as connection:
+            return book(connection, planned)
 
     def running(self, *jobs: JobSpec, ago_s: float = 600.0, **more: Any) -> str:
         """Submits and awards a workload that has been running for `ago_s` seconds; returns its id."""
@@ -405,8 +424,9 @@ class World:
 
 
 def by_workload(session: Session) -> dict[str, list[Allocation]]:
-    """Returns the live allocations of each workload."""
+    """Returns the live allocations of each workload's attempt, without what is booked for the next one."""
     out: dict[str, list[Allocation]] = defaultdict(list)
-    for row in session.scalars(select(Allocation).where(Allocation.released_at.is_(None))):
+    own = (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt)
+    for row in session.scalars(select(Allocation).join(Attempt, own).where(Allocation.released_at.is_(None))):
         out[row.workload].append(row)
     return out

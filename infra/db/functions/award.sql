@@ -119,6 +119,53 @@ begin
     return allocation;
 end $$;
 
+-- Locks machines by id, and returns them.
+create function award_lock_machines(wanted text[]) returns table (id text, machine award_machine)
+language plpgsql as $$
+begin
+    return query
+    select m.id, (m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes,
+                  case when m.pool <> '' then (
+                      select nullif(p.tenants, '{}') from pool as p where p.region = m.region and p.name = m.pool)
+                  end)::award_machine
+    from (
+        select k.id, promised, withheld, free_cpus_milli, free_memory_bytes, region, pool,
+               case when state = 'ready' and cordon is null and not draining
+                   then ((1::bigint << gpus::int) - 1) & ~(held | withheld) end as free_slots
+        from machine as k where k.id = any (wanted)
+        order by k.id for update) as m;
+end $$;
+
+-- What a candidate gets on its machines, whose pools must be for its tenant. Null if a machine lacks what is requested
+-- of it. `machines` are the locked machines with the ids `machine_ids`; what is left is for the next candidates.
+create function award_allocate_gang(
+    candidate award_candidate, machine_ids text[], inout machines award_machine[], out allocations award_allocation[]
+) returns record language plpgsql stable as $$
+declare
+    requested award_request;
+    machine_index int;
+    machine award_machine;
+    allocation award_allocation;
+begin
+    allocations := '{}';
+    foreach requested in array candidate.machines loop
+        machine_index := array_position(machine_ids, requested.machine);
+        machine := machines[machine_index];
+        allocation := award_allocate(machine, requested, candidate.victims);
+        if allocation is null or candidate.tenant <> all (machine.tenants) then
+            allocations := null;
+            return;
+        end if;
+        machine.free_slots := machine.free_slots & ~allocation.held;
+        machine.promised_slots := machine.promised_slots | allocation.awaited;
+        machine.free_cpus_milli := machine.free_cpus_milli - (allocation.cpus_milli - allocation.awaited_cpus_milli);
+        machine.free_memory_bytes :=
+            machine.free_memory_bytes - (allocation.memory_bytes - allocation.awaited_memory_bytes);
+        machines[machine_index] := machine;
+        allocations := allocations || allocation;
+    end loop;
+end $$;
+
 -- The award (MAST 4.3): commits a batch of plans in queue order, up to the first plan that does not hold any more.
 -- `activities.scheduling.awards` makes the batch, an array of `award_candidate` as JSON.
 --
@@ -145,10 +192,6 @@ declare
     workload award_workload;
     head_index int;
     head award_array;
-    requested award_request;
-    machine_index int;
-    machine award_machine;
-    allocation award_allocation;
     allocations award_allocation[];
     -- The result of the check.
     accepted award_candidate[] := '{}';
@@ -174,18 +217,8 @@ begin
     into head_ids, heads from workload_array as a where a.id = any (workload_ids);
 
     -- 2. Lock the machines, by id.
-    select array_agg(m.id),
-           array_agg((m.free_slots, m.promised | m.withheld, m.free_cpus_milli, m.free_memory_bytes,
-                      case when m.pool <> '' then (
-                          select nullif(p.tenants, '{}') from pool as p where p.region = m.region and p.name = m.pool)
-                      end)::award_machine)
-    into machine_ids, machines
-    from (
-        select id, promised, withheld, free_cpus_milli, free_memory_bytes, region, pool,
-               case when state = 'ready' and cordon is null and not draining
-                   then ((1::bigint << gpus::int) - 1) & ~(held | withheld) end as free_slots
-        from machine where id = any (array(select r.machine from unnest(batch) as c, unnest(c.machines) as r))
-        order by id for update) as m;
+    select array_agg(m.id), array_agg(m.machine) into machine_ids, machines
+    from award_lock_machines(array(select r.machine from unnest(batch) as c, unnest(c.machines) as r)) as m;
 
     -- 3. Check each candidate against the state that the candidates before it leave.
     <<check_candidates>>
@@ -218,29 +251,16 @@ begin
 
         -- 3.3 Each machine must have what is requested of it, and its pool must be for the tenant. What is left is for
         -- the candidates after this one.
-        candidate.ready := true;
-        allocations := '{}';
-        foreach requested in array candidate.machines loop
-            machine_index := array_position(machine_ids, requested.machine);
-            machine := machines[machine_index];
-            allocation := award_allocate(machine, requested, candidate.victims);
-            if allocation is null or workload.tenant <> all (machine.tenants) then
-                verdict := 'stale';
-                exit check_candidates;
-            end if;
-            machine.free_slots := machine.free_slots & ~allocation.held;
-            machine.promised_slots := machine.promised_slots | allocation.awaited;
-            machine.free_cpus_milli :=
-                machine.free_cpus_milli - (allocation.cpus_milli - allocation.awaited_cpus_milli);
-            machine.free_memory_bytes :=
-                machine.free_memory_bytes - (allocation.memory_bytes - allocation.awaited_memory_bytes);
-            machines[machine_index] := machine;
-            candidate.ready := candidate.ready and allocation.ready;
-            allocations := allocations || allocation;
-        end loop;
+        candidate.tenant := workload.tenant;
+        select g.machines, g.allocations into machines, allocations
+        from award_allocate_gang(candidate, machine_ids, machines) as g;
+        if allocations is null then
+            verdict := 'stale';
+            exit check_candidates;
+        end if;
+        candidate.ready := (select bool_and(a.ready) from unnest(allocations) as a);
 
         -- 3.4 The candidate is accepted, as the next attempt of its workload.
-        candidate.tenant := workload.tenant;
         candidate.attempt := workload.attempt + 1;
         candidate.allocations := allocations;
         if not candidate.ready then
