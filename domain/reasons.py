@@ -63,6 +63,7 @@ class ReasonCode(StrEnum):
     AWARDED = "awarded"
     EVICTED = "evicted"
     MOVED = "moved"
+    RESIZED = "resized"
     PREEMPTED_BY_OPERATOR = "preempted_by_operator"
     MACHINE_DRAINED = "machine_drained"
     MACHINE_LOST = "machine_lost"
@@ -237,6 +238,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "moved from {from} to {to}, so that {freed:1 whole machine becomes|# whole machines become} free; it continues"
         " from its checkpoint"
     ),
+    ReasonCode.RESIZED: "stopped with {tasks:1 task|# tasks}, to continue from its checkpoint with {more}",
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
     ReasonCode.MOVES_POOL: "it moves to pool {pool} when no workload is left on it that the pool does not serve",
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained{pool:?, because it moves to pool {pool}}",

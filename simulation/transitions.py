@@ -18,7 +18,7 @@ from domain.scheduling import (
 from gms.columns import QueueChange
 from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
-from simulation.ledger import Ledger
+from simulation.ledger import NOTHING, Ledger
 from simulation.meter import Meter, StopCause
 from simulation.policies import Binding, SchedulingPolicy, place_of, split_by_cluster
 from simulation.random_draws import chance
@@ -62,6 +62,8 @@ class Transitions:
         self.evictors: dict[str, set[str]] = {}
         """Workloads that evicted a workload since the last submission or end, by victim (`gms.auction.immunity`)."""
         self.queue: set[int] = set()
+        self.growers: set[int] = set()
+        """Placed elastic workloads that have fewer tasks than they may have."""
         self.finished = 0
         self.pending: list[QueueChange[QueuedWorkload]] = []
         """Changes of pending workloads since the last pass; `placed` has those of placed workloads."""
@@ -156,12 +158,18 @@ class Transitions:
         if not state.victims:
             self._ready(at_s, state)
 
-    def move(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan) -> None:
-        """Books a place for a running workload, and sends it the notice to save and to continue there."""
+    def move(
+        self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, what: StopCause = "moves"
+    ) -> None:
+        """Books a place for a running workload, and sends it the notice to save and to continue there.
+
+        A workload that grows keeps what it holds of its place, and books the rest.
+        """
         assert state.place is not None
-        self._take(state.place, replace(plan, workload=state.booked_id), replace(request, workload=state.booked_id))
+        booked = self._beyond(state, plan, request) if what == "growths" else (plan, request)
+        self._take(state.place, *(replace(one, workload=state.booked_id) for one in booked))
         state.booking = plan, request
-        self._send_back(at_s, state, StepOutcome.TOLD, "moves")
+        self._send_back(at_s, state, StepOutcome.TOLD, what)
         self.report(state, evictable=False)
         self._say(at_s, "moving", state, state.place)
 
@@ -199,8 +207,11 @@ class Transitions:
         A workload that moves continues in its new place.
         """
         if state.booking is not None:
-            self._go_on_where_booked(at_s, state)
-            return
+            ledger, (plan, _) = self.ledgers[state.place or ""], state.booking
+            if all(ledger.is_open(machine) for job in plan.jobs for machine, _ in job.machines):
+                self._go_on_where_booked(at_s, state)
+                return
+            self._end_booking(state)
         evictor = state.evictor
         state.end(Phase.PREEMPTED)
         self._release(at_s, state)
@@ -284,6 +295,23 @@ class Transitions:
         self._remind(at_s, state)
         self._hold(at_s, state, 1)
         self.placed.append(state.placed(True))
+        job = state.workload.jobs[0]
+        if job.is_elastic and plan.jobs[0].tasks < job.most_tasks:
+            self.growers.add(state.number)
+
+    def _beyond(self, state: WorkloadState, plan: Plan, request: PlacementRequest) -> tuple[Plan, PlacementRequest]:
+        """Returns the part of a plan for more tasks that the workload does not hold yet."""
+        (job,), (placement,) = request.jobs, plan.jobs
+        one = job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
+        held = self.ledgers[plan.region].held[state.id]
+        added = []
+        for machine, tasks in placement.machines:
+            own = min(have // need for have, need in zip(held.get(machine, NOTHING), one, strict=True) if need)
+            if tasks > own:
+                added.append((machine, tasks - own))
+        sized = replace(job, tasks=sum(tasks for _, tasks in added), most_tasks=0)
+        part = replace(plan, jobs=(replace(placement, machines=tuple(added)),))
+        return part, replace(request, jobs=(sized,))
 
     def _take(self, place: str, plan: Plan, request: PlacementRequest) -> None:
         """Takes the resources of a plan that is not the result of an auction."""
@@ -391,6 +419,7 @@ class Transitions:
 
     def _release(self, at_s: float, state: WorkloadState) -> None:
         assert state.place is not None
+        self.growers.discard(state.number)
         self._hold(at_s, state, -1, count=False)
         self.placed.append(state.placed(False))
         self.ledgers[state.place].leave(state.id)

@@ -39,9 +39,7 @@ _LOCK_HELD = (
     .with_for_update()
 )
 _OWN = select(Allocation).where(*_HELD).order_by(Allocation.workload, Allocation.machine)
-_BOOKED = (
-    select(Booking).where(Booking.workload.in_(bindparam("workloads", expanding=True))).order_by(Booking.workload)
-)
+_BOOKED = select(Booking).where(Booking.workload.in_(bindparam("workloads", expanding=True))).order_by(Booking.workload)
 _FREE_BOOKED = delete(Allocation).where(
     Allocation.workload == bindparam("workload"), Allocation.attempt == bindparam("attempt")
 )

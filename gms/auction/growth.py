@@ -10,10 +10,9 @@ from math import inf
 from domain.priority import LOWEST_RANK
 from domain.scheduling import PlacementRequest, Plan
 from rms.bid import bid_in
+from rms.consolidation import RESTART_S
 from rms.gang import Planner, undoing
 
-RESTART_S = 300.0
-"""Time of a restart in which its GPUs do no work: the last save, the stop and the new start."""
 HORIZON_S = 3600.0
 """A workload is expected to run for this time or, if that is longer, for as long as it has run; at most until the end
 of its maximum runtime."""

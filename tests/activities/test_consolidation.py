@@ -69,7 +69,7 @@ def test_no_hour_has_more_moves(pieces: World) -> None:
         with pieces.session() as session:
             session.execute(
                 text(
-                    "update attempt set outcome = '{\"code\": \"moved\"}',"
+                    'update attempt set outcome = \'{"code": "moved"}\','
                     f" released_at = now() - interval '{released}' where workload = 'wl-b'"
                 )
             )

@@ -5,7 +5,8 @@ from sqlalchemy import text
 
 from domain.demand import demand_of
 from domain.phases import Phase
-from infra.db.models import Tenant
+from domain.reasons import ReasonCode
+from infra.db.tenants import Tenant
 from tests.activities.invariants import check
 from tests.activities.staging import stage_launch
 from tests.activities.world import World, job
@@ -80,3 +81,47 @@ def test_what_schedulers_read_of_an_elastic_job(world: World) -> None:
         with world.session() as session:
             ask = session.execute(text("select ask from workload where id = :id"), {"id": workload}).scalar_one()
         assert demand_of(ask).jobs == (one.request(),)
+
+
+def test_a_running_workload_grows_into_free_slots(fleet: World) -> None:
+    """When a machine joins that nobody waits for, a workload with 3 of 8 tasks is stopped and continues with 7.
+
+    The slots are its own from then on, and its next attempt is awarded as the first one leaves.
+    """
+    elastic = fleet.running(job(tasks=2, most_tasks=8))
+    fleet.saved(elastic, 5.0)
+    fleet.tick()
+    assert fleet.mail(elastic, "preempt") == []
+    fleet.machine("r/c/m2", 4)
+    fleet.tick()
+    (told,) = fleet.mail(elastic, "preempt")
+    assert told["detail"] == {"code": "resized", "tasks": 3, "more": 7}
+    other = fleet.submit(job(gpus=4), level=1)
+    fleet.tick()
+    assert fleet.workload(other).phase == "pending" and len(fleet.mail(elastic, "preempt")) == 1
+    check(fleet)
+    fleet.change(elastic, Phase.CHECKPOINTING)
+    fleet.release(elastic, Phase.PREEMPTED, code=ReasonCode.RESIZED)
+    check(fleet)
+    assert (fleet.workload(elastic).phase, fleet.workload(elastic).attempt) == ("placing", 2)
+    assert fleet.attempt(elastic, 2).gpu_types == {"a100": 7}
+    main = stage_launch(fleet, elastic, 2)[1].jobs["main"]
+    assert (main.tasks, main.saved_tasks) == (7, 3)
+
+
+@pytest.mark.parametrize("why", ["quota", "recent", "waiting", "unsaved", "off"])
+def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
+    """It does not grow beyond its quota, soon after its start, into slots that another workload takes, if that loses
+    more work than it gains, or if the setting is off.
+    """
+    settings = {"recent": {"min_runtime_s": 900}, "off": {"grow": False}}
+    fleet.configure(**settings.get(why, {}))
+    if why == "quota":
+        fleet.alter(Tenant, "t", quota_gpus={"a100": 3})
+    elastic = fleet.running(job(tasks=2, most_tasks=8))
+    fleet.saved(elastic, 50_000.0 if why == "unsaved" else 5.0)
+    fleet.machine("r/c/m2", 4)
+    if why == "waiting":
+        fleet.submit(job(gpus=4), level=6)
+    fleet.tick()
+    assert fleet.mail(elastic, "preempt") == []

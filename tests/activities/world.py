@@ -18,8 +18,8 @@ from activities.lifecycle.machines import MachineActivities
 from activities.lifecycle.workloads import WorkloadActivities
 from activities.scheduling import awards
 from activities.scheduling.auction import AuctionActivities
-from activities.scheduling.bookings import PlannedBooking, book
 from activities.scheduling.bids import RegionActivities, asked, region_bid
+from activities.scheduling.bookings import PlannedBooking, book
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.criteria import PlanQuality
 from domain.phases import Phase
