@@ -155,6 +155,8 @@ def environment(
         "NODE_RANK": str(place.node_rank),
         "MIZZEN_GANG_MACHINES": str(len({task.machine for task in launch.tasks})),
     }
+    sizes = {"MIN": job.min_tasks, "MAX": job.max_tasks, "SAVED": job.saved_tasks}
+    ours |= {f"MIZZEN_{name}_TASKS": str(tasks) for name, tasks in sizes.items() if tasks is not None}
     if launch.checkpoint.interval_s is not None:
         ours["MIZZEN_CHECKPOINT_INTERVAL_S"] = f"{launch.checkpoint.interval_s:.12g}"
     if launch.checkpoint.max_failing_s is not None:

@@ -39,6 +39,7 @@ class PlanQuality:
     lost_gpu_s: float = _criterion("less lost work: GPU seconds since the victims' checkpoints", 0.0)
     youngest_victim_started_at_s: float = _criterion("an earlier start of the most recently started victim", -inf)
     """Minus infinity if the plan has no victims."""
+    missing_tasks: int = _criterion("more tasks of an elastic job: fewer that are missing to its maximum", 0)
     spanning: int = _criterion("fewer jobs whose tasks span clusters", 0)
     apart: int = _criterion("fewer jobs whose tasks are not together at the level that they prefer", 0)
     type_preference: int = _criterion("GPU types that come earlier in the jobs' lists (the sum of their positions)", 0)

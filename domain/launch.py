@@ -60,6 +60,11 @@ class JobLaunch(TaskSpec):
     restarts: dict[str, int | None] = Field(default_factory=dict)
     """How often a failed task is started again alone, by its exit status or `other`; None: without limit. Empty: never,
     so that the failure of a task ends the attempt."""
+    min_tasks: int | None = None
+    """The fewest tasks of an elastic job; None: it is not elastic."""
+    max_tasks: int | None = None
+    saved_tasks: int | None = None
+    """Of an elastic job: the number of tasks of the last attempt that has saved a checkpoint, if one has."""
 
     @model_validator(mode="after")
     def _has_a_command(self) -> Self:

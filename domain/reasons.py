@@ -58,10 +58,12 @@ class ReasonCode(StrEnum):
     STARTING_TASKS = "starting_tasks"
     PREPARING = "preparing"
     RUNNING = "running"
+    FEWER_TASKS = "fewer_tasks"
     # Why a workload was placed, stopped or moved.
     AWARDED = "awarded"
     EVICTED = "evicted"
     MOVED = "moved"
+    RESIZED = "resized"
     PREEMPTED_BY_OPERATOR = "preempted_by_operator"
     MACHINE_DRAINED = "machine_drained"
     MACHINE_LOST = "machine_lost"
@@ -226,6 +228,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.STARTING_TASKS: "starting {tasks:1 task|# tasks} on {machines:1 machine|# machines}",
     ReasonCode.PREPARING: "machine {machine}: {waits_for}",
     ReasonCode.RUNNING: "attempt {attempt} has run in {region} since {since}",
+    ReasonCode.FEWER_TASKS: (
+        "it runs with {tasks:1 task|# tasks} of at most {most}, and gets more when it starts again while more slots are"
+        " free within its tenant's quota"
+    ),
     ReasonCode.AWARDED: (
         "placed in {region} on {machines:1 machine|# machines}{victims:|, evicting 1 workload|, evicting # workloads}"
     ),
@@ -234,6 +240,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "moved from {from} to {to}, so that {freed:1 whole machine becomes|# whole machines become} free; it continues"
         " from its checkpoint"
     ),
+    ReasonCode.RESIZED: "stopped with {tasks:1 task|# tasks}, to continue from its checkpoint with {more}",
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",
     ReasonCode.MOVES_POOL: "it moves to pool {pool} when no workload is left on it that the pool does not serve",
     ReasonCode.MACHINE_DRAINED: "machine {machine} is being drained{pool:?, because it moves to pool {pool}}",

@@ -38,7 +38,7 @@ MOST_US = 10**15
 
 @dataclass(frozen=True)
 class JobRequest:
-    """One job of a gang: `tasks` identical tasks, each on one machine.
+    """One job of a gang: `tasks` identical tasks, each on one machine, or more if it is elastic.
 
     Shapes: `gpu_types` is in order of preference and empty where `gpus_per_task` is 0.
     """
@@ -53,10 +53,28 @@ class JobRequest:
     """The tasks may span several clusters of a region if no single cluster can hold them all."""
     topology: TopologyRule = ANYWHERE
     """Which of the tasks stay together."""
+    most_tasks: Amount = 0
+    """Of an elastic job: an attempt has `tasks` to `most_tasks` tasks. 0: it has `tasks`."""
     capacity: tuple[str, ...] = USUAL
     """Capacity kinds (`domain.capacity.CapacityKind`) on which the job may run, in order of preference."""
     moves: tuple[MoveCost, ...] = ()
     """The score of each cluster, if the job left a machine that an owner lends; empty: all clusters are equal."""
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether an attempt may have more tasks than `tasks`."""
+        return self.most_tasks > self.tasks
+
+    def sized(self, tasks: int) -> "JobRequest":
+        """Returns the job with a number of tasks.
+
+        Raises:
+            ValueError: the job must not have this number of tasks.
+        """
+        if not self.tasks <= tasks <= max(self.tasks, self.most_tasks):
+            most = f" to {self.most_tasks}" if self.is_elastic else ""
+            raise ValueError(f"plan places {tasks} of {self.tasks}{most} tasks of job {self.name}")
+        return self if tasks == self.tasks else replace(self, tasks=tasks)
 
     @property
     def gpus(self) -> int:
@@ -171,6 +189,8 @@ class Ranked:
     """Why the workload is over-quota; None: it is within-quota."""
     displaces: tuple[str, ...] = ()
     """Ids of lower-priority placed workloads of the same tenant that become over-quota when this one is awarded."""
+    most_tasks: int = 0
+    """Of an elastic workload within quota: the most tasks with which it stays within quota. 0: as in its request."""
 
 
 @dataclass(frozen=True)
@@ -323,6 +343,11 @@ class JobPlacement:
     """Name of the cluster; if the tasks span several clusters, their names joined by `+`."""
     gpu_type: str | None
     machines: tuple[tuple[str, int], ...]
+
+    @property
+    def tasks(self) -> int:
+        """The number of tasks."""
+        return sum(count for _, count in self.machines)
 
 
 @dataclass(frozen=True)

@@ -27,15 +27,12 @@ def shares(requests: Iterable[JobRequest], placements: Iterable[JobPlacement]) -
     """
     out: dict[str, Share] = {}
     for request, placement in zip(requests, placements, strict=True):
-        tasks = 0
+        request.sized(placement.tasks)
         for machine, count in placement.machines:
             share = out.setdefault(machine, Share())
             share.gpus += count * request.gpus_per_task
             share.cpus_milli += count * request.cpus_milli_per_task
             share.memory_bytes += count * request.memory_bytes_per_task
-            tasks += count
-        if tasks != request.tasks:
-            raise ValueError(f"plan places {tasks} of {request.tasks} tasks of job {request.name}")
     return out
 
 
@@ -69,6 +66,11 @@ def slots_of_tasks(
         for task, machine in enumerate(machines):
             own, rest[machine] = rest[machine][: request.gpus_per_task], rest[machine][request.gpus_per_task :]
             yield TaskSlots(machine, request.name, task, tuple(own))
+
+
+def tasks_of_jobs(jobs: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Returns the number of tasks of each job of an attempt; `jobs` is the result of `plan_body`."""
+    return {job["job"]: sum(count for _, count in job["machines"]) for job in jobs}
 
 
 def machines_of_tasks(jobs: Sequence[Mapping[str, Any]]) -> dict[tuple[str, int], str]:

@@ -82,11 +82,13 @@ class TaskSpec(_Frozen):
 
 
 class JobSpec(TaskSpec):
-    """A job: `tasks` identical tasks with a role."""
+    """A job: `tasks` identical tasks with a role, or more if it is elastic."""
 
     name: str
     role: str
     tasks: int
+    most_tasks: int | None = None
+    """Of an elastic job: an attempt has `tasks` to `most_tasks` tasks, as many as fit at its award; None: `tasks`."""
     span_clusters: bool = False
     """The tasks may span several clusters of a region if no single cluster can currently hold them all."""
     topology: TopologyRule | None = None
@@ -110,6 +112,7 @@ class JobSpec(TaskSpec):
             memory_bytes_per_task=self.resources.memory_bytes,
             span_clusters=self.span_clusters,
             topology=self.topology or ANYWHERE,
+            most_tasks=self.most_tasks or 0,
             capacity=capacity,
         )
 

@@ -57,6 +57,8 @@ class Gangs:
         self._gangs: list[Gang] = []
         self._flat: tuple[list[int], ...] = ([], [0], [], [], [0], [], [0], [])
         self._demand: DemandColumns | None = None
+        self.elastic: list[int] = []
+        """The numbers of the gangs that are elastic; these have one job."""
 
     def __len__(self) -> int:
         return len(self._gangs)
@@ -83,6 +85,8 @@ class Gangs:
             return known
         number = self._numbers[jobs] = len(self._gangs)
         self._gangs.append(jobs)
+        if jobs[0].is_elastic:
+            self.elastic.append(number)
         self._add(jobs)
         self._demand = None
         return number

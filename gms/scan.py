@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from domain.priority import LOWEST_LEVEL, OVER_QUOTA_RANK, over_quota_rank
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import CreditWeights, QueueSnapshot, Ranked, ScanResult, TenantState
+from domain.scheduling import CreditWeights, JobRequest, QueueSnapshot, Ranked, ScanResult, TenantState
 from gms import kernels
 from gms.columns import UNKNOWN_SIZE, QueueColumns
 from gms.queue_order import order_queue
@@ -82,6 +82,8 @@ class Scan:
     placed_rank: npt.NDArray[np.int8]
     _placed: kernels.PlacedColumns
     _quota: kernels.TenantAmounts
+    _used: kernels.TenantAmounts
+    """What all placed and pending workloads within quota use."""
     _terms: kernels.CreditTerms
 
     def __iter__(self) -> Iterator[Ranked]:
@@ -95,22 +97,27 @@ class Scan:
         over = rank >= OVER_QUOTA_RANK
         columns = self.queue.pending.columns
         level = max(self.queue.tenants[int(columns["tenant"][row])].level, int(columns["requested_level"][row]))
-        jobs = self.queue.gangs[int(columns["wants"][row])]
-        types = tuple(job.gpu_types for job in jobs)
-        first = int(self.pending.picks_at[row])
-        if first != kernels.NO_PICK and not over:
-            picks = self.pending.picks[first : first + len(jobs)]
-            types = tuple((t[pick],) if job.gpus and t else t for job, t, pick in zip(jobs, types, picks, strict=True))
         return Ranked(
             self.queue.pending.name(row),
             rank,
             level,
             over,
             float(self.pending.place_credit[self.places[position]]),
-            types,
+            self._gpu_types(row),
             self._reason(row) if over else None,
             self._displaces(row),
+            self._most_tasks.get(row, 0),
         )
+
+    def _gpu_types(self, row: int) -> tuple[tuple[str, ...], ...]:
+        """Returns the GPU types on which the jobs of a row may be placed."""
+        jobs = self.queue.gangs[int(self.queue.pending.columns["wants"][row])]
+        types = tuple(job.gpu_types for job in jobs)
+        first = int(self.pending.picks_at[row])
+        if first == kernels.NO_PICK or self.pending.rank[row] >= OVER_QUOTA_RANK:
+            return types
+        picks = self.pending.picks[first : first + len(jobs)]
+        return tuple((t[pick],) if job.gpus and t else t for job, t, pick in zip(jobs, types, picks, strict=True))
 
     def preference(self, rows: npt.NDArray[np.int32]) -> npt.NDArray[np.float64]:
         """Returns what the order among the workloads of their tenants and levels adds to the age of these rows."""
@@ -137,6 +144,43 @@ class Scan:
             kernels.TenantAmounts(used[:1], used[None, 1:]),
         )  # fmt: skip
         return tuple(sorted(self.queue.placed.name(row) for row in rows.tolist()))
+
+    @cached_property
+    def _left(self) -> kernels.TenantAmounts:
+        """What workloads within quota leave of it, after the elastic pending ones got what `_most_tasks` says."""
+        return kernels.TenantAmounts(self._quota.cpus - self._used.cpus, self._quota.gpus - self._used.gpus)
+
+    def more_tasks(self, tenant: str, job: JobRequest, types: Iterable[str]) -> int:
+        """Returns how many more tasks of a placed elastic job fit into its tenant's quota on each of these types."""
+        self._most_tasks  # noqa: B018 (elastic pending workloads come first)
+        return self._room(self.queue.numbers[tenant], job, types)
+
+    def _room(self, tenant: int, job: JobRequest, types: Iterable[str]) -> int:
+        numbers = [self.queue.gangs.types[one] for one in types] if job.gpus_per_task else []
+        room = [int(self._left.gpus[tenant, number]) // job.gpus_per_task for number in numbers]
+        if job.cpus_milli_per_task and self._quota.cpus[tenant] != UNLIMITED:
+            room.append(int(self._left.cpus[tenant]) // job.cpus_milli_per_task)
+        return max(0, min((job.most_tasks - job.tasks, *room)))
+
+    @cached_property
+    def _most_tasks(self) -> dict[int, int]:
+        """Maps the rows of elastic workloads within quota to the most tasks with which all workloads stay within it.
+
+        What the workloads within quota leave of it is given to the elastic ones in queue order.
+        """
+        queue, found = self.queue, dict[int, int]()
+        if not queue.gangs.elastic:
+            return found
+        columns = queue.pending.columns
+        rows = self.order[np.isin(columns["wants"][self.order], queue.gangs.elastic)]
+        for row in rows[self.pending.rank[rows] < OVER_QUOTA_RANK].tolist():
+            tenant, (job,) = int(columns["tenant"][row]), queue.gangs[int(columns["wants"][row])]
+            types = self._gpu_types(row)[0]
+            more = self._room(tenant, job, types)
+            found[row] = job.tasks + more
+            self._left.cpus[tenant] -= more * job.cpus_milli_per_task
+            self._left.gpus[tenant, [queue.gangs.types[one] for one in types]] -= more * job.gpus_per_task
+        return found
 
     def _reason(self, row: int) -> Reason:
         tenant = self.queue.tenants[int(self.queue.pending.columns["tenant"][row])]
@@ -192,6 +236,9 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     are given to the workloads by descending credit plus `user_credit` plus `short_credit`. So the order of tenants does
     not depend on who submits their workloads, nor on how long they say that these run.
 
+    An elastic workload counts with its fewest tasks until it is placed, and then with those that it has. If it is
+    within quota, `Ranked.most_tasks` is what all workloads within quota leave to it; earlier ones in the queue first.
+
     Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id;
     the submission time and id are those of the workload whose place it is.
     """
@@ -221,7 +268,7 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     placed_rank = kernels.walk_placed(placed, level, over, quota, total)
     ranks = kernels.walk_pending(placed, placed_rank, pending, level, over, terms, quota, total)
     places = order_queue(ranks.place_rank, ranks.place_credit)
-    return Scan(queue, ranks.taker[places], places, ranks, placed_rank, placed, quota, terms)
+    return Scan(queue, ranks.taker[places], places, ranks, placed_rank, placed, quota, total, terms)
 
 
 def _cores(cpus_milli: int) -> float:

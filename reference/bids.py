@@ -63,6 +63,7 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
     if request.spread is not None and request.spread.required:
         too_close = {machine for machine, counts in crowding.items() if counts[0]} - request.avoids
         request = replace(request, avoids=request.avoids | too_close, too_close=frozenset(too_close))
+    request = _largest(snapshot, request)
     found = _found(snapshot, request)
     if isinstance(found, Bid):
         return found
@@ -93,6 +94,19 @@ def bid(snapshot: RegionSnapshot, request: PlacementRequest) -> Bid:
         if len(fewer[1]) < len(found[1]):
             plan = _plan(snapshot, request, *fewer)
     return Bid(request.workload, snapshot.region, plan)
+
+
+def _largest(snapshot: RegionSnapshot, request: PlacementRequest) -> PlacementRequest:
+    """Returns the request with the largest number of tasks of an elastic job that fits without evictions."""
+    job, there = request.jobs[0], _avoiding(snapshot, request)
+    free = free_now(there)
+    for tasks in range(job.most_tasks, job.tasks, -1):
+        sized = replace(job, tasks=tasks)
+        if any(
+            place_job(sized, place, free) for place in cluster_targets(there, sized) + spanning_targets(there, sized)
+        ):
+            return replace(request, jobs=(sized,))
+    return request
 
 
 def _avoiding(snapshot: RegionSnapshot, request: PlacementRequest) -> RegionSnapshot:

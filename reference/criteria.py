@@ -52,6 +52,7 @@ def quality(
         victims_by_rank=tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, LOWEST_RANK + 1)),
         lost_gpu_s=sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
         youngest_victim_started_at_s=max((v.started_at_s for v in victims), default=-inf),
+        missing_tasks=sum(max(0, c.job.most_tasks - c.job.tasks) for c in choices),
         spanning=sum(not c.place.cluster for c in choices),
         apart=sum(_is_apart(snapshot, c) for c in choices),
         type_preference=sum(c.place.preference for c in choices),

@@ -4,6 +4,7 @@ It follows MAST 4.2 step by step for all tenants: ranks of placed workloads, cre
 level and descending credit.
 """
 
+from dataclasses import replace
 from math import ceil, fsum, inf, log2
 
 from domain.reasons import Reason, ReasonCode
@@ -72,7 +73,23 @@ def scan(snapshot: QueueSnapshot, *, flat: bool = False) -> ScanResult:
             queue.append(Ranked(workload.id, rank, level, over, credit, types, reason, tuple(sorted(displaced))))
     place = {id_: (workload.submitted_at_s, workload.id) for id_, (_, workload) in places.items()}
     queue.sort(key=lambda ranked: (ranked.rank, -ranked.credit, place[ranked.id]))
+    workloads = {w.id: w for w in snapshot.pending}
+    for number, ranked in enumerate(queue):
+        workload = workloads[ranked.id]
+        if workload.jobs[0].is_elastic and not ranked.over_quota:
+            most = _most_tasks(tenants[workload.tenant], total[workload.tenant], workload.jobs[0], ranked.gpu_types[0])
+            queue[number] = replace(ranked, most_tasks=most)
     return ScanResult(tuple(queue), placed_ranks)
+
+
+def _most_tasks(tenant: TenantState, used: _Amounts, job: JobRequest, types: tuple[str, ...]) -> int:
+    """Returns the most tasks of an elastic job that the quota suffices for, and counts those above the fewest."""
+    one = {_CPUS: job.cpus_milli_per_task} | dict.fromkeys(types, job.gpus_per_task)
+    tasks = job.tasks
+    while tasks < job.most_tasks and not _blocking(tenant, used, one):
+        _add(used, one)
+        tasks += 1
+    return tasks
 
 
 def _held(placed: PlacedWorkload) -> _Amounts:

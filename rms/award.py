@@ -176,9 +176,7 @@ def _check(region: RegionColumns, plan: Plan, request: PlacementRequest) -> None
     if placed != wanted:
         raise ValueError(f"plan places the jobs {placed}, but the request has the jobs {wanted}")
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
-        tasks = sum(count for _, count in placement.machines)
-        if tasks != job.tasks:
-            raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; it must place all of them")
+        job.sized(placement.tasks)
     holders, may_not_evict = region.holders, sparing(region, request).may_not_evict
     for victim in plan.victims:
         number = region.number(victim)

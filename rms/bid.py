@@ -1,5 +1,6 @@
 """A region's bid for one workload (MAST 4.3): a plan for the whole gang with its quality, or reasons for a refusal."""
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -34,8 +35,10 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
     group replaces it, unless that is worse by a criterion before `move_s`. Then the first better plan on less crowded
     machines (`rms.spread`) replaces it, from the least crowded ones on. If the machines that were left out make a
     victim of the plan redundant, they are used after all.
+
+    An elastic job (a gang has at most one job then) gets as many tasks as fit without evictions, or else its fewest.
     """
-    request = sparing(planner.region, keeping_apart(planner.region, request))
+    request = _largest(planner, sparing(planner.region, keeping_apart(planner.region, request)))
     search = _Search(planner, request)
     made, avoids = search.bid(request.avoids), request.avoids
     if isinstance(made, Bid):
@@ -52,6 +55,19 @@ def bid_in(planner: Planner, request: PlacementRequest) -> Bid:
             fewer = without_surplus(planner, least.gang)
             made = least if len(fewer.victims) == len(least.gang.victims) else search.made(fewer)
     return Bid(request.workload, planner.region.name, made.plan)
+
+
+def _largest(planner: Planner, request: PlacementRequest) -> PlacementRequest:
+    """Returns the request with the largest number of tasks for which no eviction is needed; else as it is."""
+    job = request.jobs[0]
+    if not job.is_elastic:
+        return request
+    with planner.region.without(request.avoids):
+        planner.begin(request)
+        more = range(job.tasks + 1, job.most_tasks + 1)
+        # If n tasks have no room, n + 1 tasks have none.
+        fits = bisect_left(more, True, key=lambda tasks: planner.free(job.sized(tasks)) is None)
+    return replace(request, jobs=(job.sized(job.tasks + fits),))
 
 
 @dataclass(frozen=True)

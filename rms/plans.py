@@ -124,6 +124,7 @@ def quality(holders: Holders, plan: GangPlan) -> PlanQuality:
         victims_by_rank=tuple(map(int, rating[:RANKS])),
         lost_gpu_s=float(rating[LOST_GPU_MS]) / 1000,
         youngest_victim_started_at_s=float(rating[YOUNGEST_S]),
+        missing_tasks=sum(max(0, job.job.most_tasks - job.job.tasks) for job in plan.jobs),
         spanning=sum(job.cluster == SEVERAL for job in plan.jobs),
         apart=sum(job.apart for job in plan.jobs),
         type_preference=sum(job.preference for job in plan.jobs),

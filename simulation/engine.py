@@ -1,12 +1,13 @@
 """The scheduler under simulation: one interface to queue and regions, and its implementation on the production code."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import (
     CreditWeights,
     MachineState,
@@ -20,9 +21,10 @@ from domain.scheduling import (
 )
 from gms.auction.auction import Auction, Options
 from gms.auction.candidate import AuctionOutcome, Candidate
+from gms.auction.growth import Grower
 from gms.columns import QueueChange, QueueColumns
 from gms.contested_use import waiting_tenants
-from gms.scan import scan_queue
+from gms.scan import Scan, scan_queue
 from rms.award import award, leave
 from rms.region import RegionColumns
 
@@ -115,6 +117,7 @@ class Ranks:
     def __init__(self, weights: CreditWeights, *, flat_over_quota: bool = False) -> None:
         self._weights, self._flat_over_quota = weights, flat_over_quota
         self._queue = QueueColumns()
+        self._scan: Scan | None = None
 
     def set_tenants(self, tenants: Iterable[TenantState]) -> None:
         """Replaces the tenants and their shares."""
@@ -128,7 +131,7 @@ class Ranks:
 
     def scan(self, now_s: float) -> ScanOrder:
         """Ranks all pending and placed workloads."""
-        scan = scan_queue(self._queue, now_s, self._weights, flat=self._flat_over_quota)
+        scan = self._scan = scan_queue(self._queue, now_s, self._weights, flat=self._flat_over_quota)
         rows = scan.order
         return ScanOrder(
             _numbers(self._queue.pending.id)[rows],
@@ -179,6 +182,15 @@ class Production(Ranks):
     def book(self, region: str, plan: Plan, request: PlacementRequest) -> None:
         """Takes the resources of a plan that is not the result of an auction."""
         award(self._auction.regions[region], plan, request)
+
+    def grow(self, region: str, grower: Grower, tenant: str) -> Plan | None:
+        """Returns the place of a running elastic workload with more tasks, if it should grow after this pass."""
+        assert self._scan is not None
+        request, (job,) = grower.request, grower.request.jobs
+        if request.rank < OVER_QUOTA_RANK:
+            more = self._scan.more_tasks(tenant, replace(job, tasks=grower.tasks), job.gpu_types)
+            request = replace(request, jobs=(replace(job, most_tasks=grower.tasks + more),))
+        return self._auction.bidder(region).grow(replace(grower, request=request))
 
     def leave(self, region: str, workload: str) -> None:
         """Releases all resources that a workload holds."""

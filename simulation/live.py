@@ -19,6 +19,7 @@ from simulation.random_draws import chance
 from simulation.run import EVERYTHING, Span
 from simulation.scenario import InitialHolder, Scenario
 from simulation.settings import SimulationSettings, fit_lognormal
+from simulation.workload_state import speed_of
 from simulation.workloads import SimulatedWorkload
 
 _QUOTA = re.compile(r"quota\.(?P<tenant>[^.=]+)\.(?P<type>[^=]+)=(?P<slots>.*)")
@@ -134,6 +135,7 @@ def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> S
     work_s = remaining_after_s(w.ran_s, chance(seed, "duration", w.id)) if left_s == inf else left_s
     if w.placement is not None and w.placement.started_at is not None:
         work_s += max(0.0, zero_s - w.placement.started_at.timestamp())  # Work that the present attempt has done.
+        work_s *= speed_of(w.jobs, w.placement.holdings)
     return SimulatedWorkload(
         w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() + w.paused_s - zero_s, 0.0,
         work_s, w.jobs,

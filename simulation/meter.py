@@ -22,7 +22,7 @@ PERCENTILES = (50, 95, 99)
 UNTIL = ("award", "start")
 """The events that end waits: the award is the scheduler's decision; at the start, all tasks run."""
 
-StopCause = Literal["preemptions", "interruptions", "moves"]
+StopCause = Literal["preemptions", "interruptions", "moves", "growths"]
 """Why a workload was stopped: an eviction, the loss of a machine, or a move. Each is a count of `Hour`."""
 
 
@@ -56,6 +56,8 @@ class Hour:
     preemptions: int = 0
     interruptions: int = 0
     """Number of workloads that left because a cloud reclaimed, or a pool terminated, one of their machines."""
+    growths: int = 0
+    """Number of elastic workloads that were stopped to continue with more tasks."""
     moves: int = 0
     """Number of workloads that were moved, so that whole machines became free."""
     usd: dict[str, float] = field(default_factory=lambda: defaultdict(float))

@@ -13,6 +13,7 @@ from domain.lifecycle.attempts import Step
 from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import PlacementRequest
 from gms.auction.candidate import Candidate
+from gms.auction.growth import Grower
 from gms.auction.immunity import immune_to
 from gms.auction.region_bidder import reserve_later_s
 from rms.consolidation import CONSIDER_S, MOST_WAITING, Mover, consolidation, may_move, moves_left, wanted_types
@@ -58,8 +59,8 @@ class Passes:
         self._consolidate_from_s = -inf
 
     def due_s(self) -> float:
-        """Returns the time of the next pass; infinity: the queue is empty."""
-        if not self._transitions.queue:
+        """Returns the time of the next pass; infinity: nothing waits, and no elastic workload can grow."""
+        if not self._transitions.queue and not (self._settings.grow and self._transitions.growers):
             return inf
         soonest_s = self._last_s + self._settings.tick_spacing_s
         if self.news:
@@ -87,6 +88,8 @@ class Passes:
         else:
             self._by_rank(now_s, standing)
         self._consolidate(now_s, standing)
+        if self._settings.grow and isinstance(engine, Production):
+            self._grow(now_s, engine)
 
     def shortages(self) -> list[Shortage]:
         """Returns the within-quota workloads that fitted in no region in the last pass, in queue order."""
@@ -145,13 +148,34 @@ class Passes:
             transitions.move(now_s, state, request, plan)
             self._moved_at_s.append(now_s)
 
+    def _grow(self, now_s: float, engine: Production) -> None:
+        """Lets at most one elastic workload of each region grow, the most important first."""
+        transitions, columns, s = self._transitions, self._transitions.columns, self._settings
+        found = [transitions.states[number] for number in transitions.growers]
+        grown: set[str] = set()
+        for state in sorted(found, key=lambda one: (columns.rank[one.number], one.started_at_s, one.number)):
+            place, (job,) = state.place, state.workload.jobs
+            if state.step is not Step.RUN or place is None or place in grown:
+                continue
+            if now_s < state.started_at_s + s.min_runtime_s:
+                self.retry_at_s = min(self.retry_at_s, state.started_at_s + s.min_runtime_s)
+                continue
+            rank, tasks = int(columns.rank[state.number]), round(job.tasks * state.speed)
+            types = tuple(state.gpus) if job.gpus_per_task else ()
+            request = PlacementRequest(state.id, rank, (replace(job, gpu_types=types),), tenant=state.workload.tenant)
+            grower = Grower(request, tasks, state.started_at_s, state.ready_at_s + state.workload.max_runtime_s)
+            plan = engine.grow(place, grower, state.workload.tenant)
+            if plan is not None:
+                grown.add(place)
+                transitions.move(now_s, state, request, plan, "growths")
+
     def _movers(self, now_s: float, standing: ScanOrder) -> dict[str, list[Mover]]:
         """Returns the workloads that may be moved, by region."""
         out: dict[str, list[Mover]] = defaultdict(list)
         transitions, columns, s = self._transitions, self._transitions.columns, self._settings
         for number in standing.placed[standing.placed_rank >= OVER_QUOTA_RANK].tolist():
             state = transitions.states[number]
-            if state.step is not Step.RUN or state.place is None:
+            if state.step is not Step.RUN or state.place is None or state.workload.jobs[0].is_elastic:
                 continue
             ran_s = now_s - state.started_at_s
             unsaved_s = ran_s - int(columns.checkpoints[number]) * s.checkpoint_interval_s
@@ -237,6 +261,8 @@ class Passes:
                     job if job.gpu_types == types else replace(job, gpu_types=types)
                     for job, types in zip(jobs, ranked.gpu_types, strict=True)
                 )
+                if ranked.most_tasks:
+                    jobs = (replace(jobs[0], most_tasks=ranked.most_tasks),)
             displaces = frozenset(ranked.displaces)
             immune = immune_to(state.id, transitions.evictors)
             request = PlacementRequest(state.id, ranked.rank, jobs, immune, displaces, tenant=state.workload.tenant)

@@ -73,6 +73,7 @@ def more(hour: Hour) -> dict[str, Any]:
         "saturated_gpu_hours": _gpu_h(hour.saturated_supply_gpu_s),
         "interruptions": hour.interruptions,
         "moves": hour.moves,
+        "growths": hour.growths,
         "usd": round(sum(hour.usd.values()), 6),
         "usd_by": {kind.value: round(hour.usd.get(kind.value, 0.0), 6) for kind in CapacityKind},
         "demand_over_supply": ratio(hour.held_gpu_s + hour.queued_gpu_s, hour.supply_gpu_s),

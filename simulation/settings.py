@@ -53,6 +53,8 @@ class SimulationSettings(DocumentPart):
     """A workload cannot be evicted earlier than this after its start."""
     reserve_after_s: float = Field(LIVE.reserve_after_s, ge=0)
     """A gang that has waited longer than this reserves slots as they become free; infinity: no reservations."""
+    grow: bool = LIVE.grow
+    """Whether running elastic workloads are started again with more tasks on slots that no workload waits for."""
     moves_per_h: int = Field(LIVE.moves_per_h, ge=0)
     """Largest number of over-quota workloads that are moved in any hour, so that whole machines become free."""
     w_age: float = Field(LIVE.w_age, ge=0)

@@ -18,7 +18,7 @@ from domain.scheduling import (
 from gms.columns import QueueChange
 from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
-from simulation.ledger import Ledger
+from simulation.ledger import NOTHING, Ledger
 from simulation.meter import Meter, StopCause
 from simulation.policies import Binding, SchedulingPolicy, place_of, split_by_cluster
 from simulation.random_draws import chance
@@ -26,7 +26,7 @@ from simulation.scenario import InitialHolder, Scenario
 from simulation.shares import Shares
 from simulation.supply import usd_per_h
 from simulation.workload_columns import WorkloadColumns
-from simulation.workload_state import BOOKED, WorkloadState, gpus_of, numbered, types_asked
+from simulation.workload_state import BOOKED, WorkloadState, gpus_of, numbered, speed_of, types_asked
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,8 @@ class Transitions:
         self.evictors: dict[str, set[str]] = {}
         """Workloads that evicted a workload since the last submission or end, by victim (`gms.auction.immunity`)."""
         self.queue: set[int] = set()
+        self.growers: set[int] = set()
+        """Placed elastic workloads that have fewer tasks than they may have."""
         self.finished = 0
         self.pending: list[QueueChange[QueuedWorkload]] = []
         """Changes of pending workloads since the last pass; `placed` has those of placed workloads."""
@@ -84,6 +86,7 @@ class Transitions:
         running = held.running
         place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
         state.place, state.attempt, state.gpus = place, 1, dict(held.gpus)
+        state.speed = speed_of(state.workload.jobs, running.holdings)
         state.awarded_at_s = state.ready_at_s = running.started_at_s
         state.idle_since_s, state.start_judged = -inf, True
         state.take(Step.RUN if held.works else Step.PREPARE)
@@ -155,19 +158,25 @@ class Transitions:
         if not state.victims:
             self._ready(at_s, state)
 
-    def move(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan) -> None:
-        """Books a place for a running workload, and sends it the notice to save and to continue there."""
+    def move(
+        self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, what: StopCause = "moves"
+    ) -> None:
+        """Books a place for a running workload, and sends it the notice to save and to continue there.
+
+        A workload that grows keeps what it holds of its place, and books the rest.
+        """
         assert state.place is not None
-        self._take(state.place, replace(plan, workload=state.booked_id), replace(request, workload=state.booked_id))
+        booked = self._beyond(state, plan, request) if what == "growths" else (plan, request)
+        self._take(state.place, *(replace(one, workload=state.booked_id) for one in booked))
         state.booking = plan, request
-        self._send_back(at_s, state, StepOutcome.TOLD, "moves")
+        self._send_back(at_s, state, StepOutcome.TOLD, what)
         self.report(state, evictable=False)
         self._say(at_s, "moving", state, state.place)
 
     def start(self, at_s: float, state: WorkloadState) -> None:
         """Starts the work of a workload after its provisioning."""
         if state.attempt > 1:
-            self.meter.restart(at_s, (at_s - state.ready_at_s) * state.workload.gpus)
+            self.meter.restart(at_s, (at_s - state.ready_at_s) * state.held_gpus)
         idle_s, over_quota = at_s - state.idle_since_s, bool(self.columns.rank[state.number] >= OVER_QUOTA_RANK)
         self._judge_start(at_s, state, idle_s, over_quota)
         if state.idle_since_s > -inf:
@@ -198,8 +207,11 @@ class Transitions:
         A workload that moves continues in its new place.
         """
         if state.booking is not None:
-            self._go_on_where_booked(at_s, state)
-            return
+            ledger, (plan, _) = self.ledgers[state.place or ""], state.booking
+            if all(ledger.is_open(machine) for job in plan.jobs for machine, _ in job.machines):
+                self._go_on_where_booked(at_s, state)
+                return
+            self._end_booking(state)
         evictor = state.evictor
         state.end(Phase.PREEMPTED)
         self._release(at_s, state)
@@ -275,6 +287,7 @@ class Transitions:
         """Begins an attempt in a place that was taken for it."""
         state.take(FIRST)
         state.place, state.gpus, state.moved = plan.region, gpus_of(plan, request), False
+        state.speed = plan.jobs[0].tasks / state.workload.jobs[0].tasks
         self.columns.begin(state.number, rank)
         state.attempt += 1
         state.turn += 1
@@ -282,6 +295,23 @@ class Transitions:
         self._remind(at_s, state)
         self._hold(at_s, state, 1)
         self.placed.append(state.placed(True))
+        job = state.workload.jobs[0]
+        if job.is_elastic and plan.jobs[0].tasks < job.most_tasks:
+            self.growers.add(state.number)
+
+    def _beyond(self, state: WorkloadState, plan: Plan, request: PlacementRequest) -> tuple[Plan, PlacementRequest]:
+        """Returns the part of a plan for more tasks that the workload does not hold yet."""
+        (job,), (placement,) = request.jobs, plan.jobs
+        one = job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
+        held = self.ledgers[plan.region].held[state.id]
+        added = []
+        for machine, tasks in placement.machines:
+            own = min(have // need for have, need in zip(held.get(machine, NOTHING), one, strict=True) if need)
+            if tasks > own:
+                added.append((machine, tasks - own))
+        sized = replace(job, tasks=sum(tasks for _, tasks in added), most_tasks=0)
+        part = replace(plan, jobs=(replace(placement, machines=tuple(added)),))
+        return part, replace(request, jobs=(sized,))
 
     def _take(self, place: str, plan: Plan, request: PlacementRequest) -> None:
         """Takes the resources of a plan that is not the result of an auction."""
@@ -376,11 +406,11 @@ class Transitions:
             saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
             if chance(self.scenario.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
                 saved_s = worked_s
-            victim.done_s += saved_s
+            victim.done_s += saved_s * victim.speed
             lost_s = worked_s - saved_s
         elif s.provisioning_p50_s and victim.attempt > 1:
-            self.meter.restart(at_s, (at_s - victim.ready_at_s) * w.gpus)
-        self.meter.stop(at_s, what, lost_s * w.gpus, s.eviction_s * w.gpus)
+            self.meter.restart(at_s, (at_s - victim.ready_at_s) * victim.held_gpus)
+        self.meter.stop(at_s, what, lost_s * victim.held_gpus, s.eviction_s * victim.held_gpus)
         victim.go_on(event)
         victim.objective_since_s = at_s
         victim.turn += 1
@@ -389,6 +419,7 @@ class Transitions:
 
     def _release(self, at_s: float, state: WorkloadState) -> None:
         assert state.place is not None
+        self.growers.discard(state.number)
         self._hold(at_s, state, -1, count=False)
         self.placed.append(state.placed(False))
         self.ledgers[state.place].leave(state.id)
@@ -397,7 +428,7 @@ class Transitions:
 
     def _hold(self, at_s: float, state: WorkloadState, sign: int, count: bool = True) -> None:
         w = state.workload
-        self.shares.hold(at_s, w.tenant, w.user, sign * w.gpus, sign * sum(job.cpus_milli for job in w.jobs))
+        self.shares.hold(at_s, w.tenant, w.user, round(sign * state.held_gpus), sign * state.held_cpus_milli)
         if count:
             self._count_held()
 

@@ -1,12 +1,20 @@
 """The state of each workload. It follows the same step table as live workflows, and produces the queue's changes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
 from domain.lifecycle.attempts import END_PHASES, LATEST, TABLES, End, Step, StepOutcome
 from domain.phases import Phase
-from domain.scheduling import PlacedWorkload, PlacementRequest, Plan, QueuedWorkload, gpu_seconds
+from domain.scheduling import (
+    Holding,
+    JobRequest,
+    PlacedWorkload,
+    PlacementRequest,
+    Plan,
+    QueuedWorkload,
+    gpu_seconds,
+)
 from gms.columns import QueueChange
 from simulation.engine import id_of
 from simulation.workloads import SimulatedWorkload
@@ -55,6 +63,8 @@ class WorkloadState:
     """Seconds of work that earlier attempts have saved."""
     gpus: dict[str, int] = field(default_factory=dict)
     """Slots of the award, by GPU type."""
+    speed: float = 1.0
+    """The tasks of the present attempt divided by the fewest of an elastic job; 1 if it is not elastic."""
     victims: set[int] = field(default_factory=set)
     """Numbers of the evicted workloads that still hold some of the awarded slots."""
     evictor: int | None = None
@@ -108,8 +118,18 @@ class WorkloadState:
         return f"{self.id}{BOOKED}"
 
     def remaining_s(self) -> float:
-        """Returns the seconds of work that are left at the start of an attempt."""
-        return max(0.0, self.workload.duration_s - self.done_s)
+        """Returns how many seconds an attempt needs for the work that is left at its start."""
+        return max(0.0, self.workload.duration_s - self.done_s) / self.speed
+
+    @property
+    def held_gpus(self) -> float:
+        """The slots of the present attempt, on all machines."""
+        return self.workload.gpus * self.speed
+
+    @property
+    def held_cpus_milli(self) -> int:
+        """The CPUs of the present attempt, in thousandths of a core."""
+        return round(sum(job.cpus_milli for job in self.workload.jobs) * self.speed)
 
     def queued(self, now: bool) -> QueueChange[QueuedWorkload]:
         """Returns the queue change that adds the workload to the pending ones, or (`now` False) removes it."""
@@ -121,8 +141,8 @@ class WorkloadState:
     def placed(self, now: bool) -> QueueChange[PlacedWorkload]:
         """Returns the queue change that adds the workload to the placed ones, or (`now` False) removes it."""
         w = self.workload
-        cpus = sum(job.cpus_milli for job in w.jobs)
-        value = PlacedWorkload(self.id, w.tenant, self.awarded_at_s, self.gpus, cpus, w.level) if now else None
+        held = self.gpus, self.held_cpus_milli
+        value = PlacedWorkload(self.id, w.tenant, self.awarded_at_s, *held, w.level) if now else None
         return QueueChange(self.awarded_at_s, self.id, value)
 
 
@@ -131,8 +151,18 @@ def gpus_of(plan: Plan, request: PlacementRequest) -> dict[str, int]:
     out: dict[str, int] = {}
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
         if placement.gpu_type is not None and job.gpus:
-            out[placement.gpu_type] = out.get(placement.gpu_type, 0) + job.gpus
+            out[placement.gpu_type] = out.get(placement.gpu_type, 0) + placement.tasks * job.gpus_per_task
     return out
+
+
+def speed_of(jobs: Sequence[JobRequest], holdings: Iterable[Holding]) -> float:
+    """Returns the tasks that hold these resources divided by the fewest of an elastic job; 1 if it is not elastic."""
+    job = jobs[0]
+    if not job.is_elastic:
+        return 1.0
+    held = list(holdings)
+    gpus, cpus_milli = sum(h.gpus for h in held), sum(h.cpus_milli for h in held)
+    return max(1.0, gpus / job.gpus if job.gpus else cpus_milli / job.cpus_milli if job.cpus_milli else 1.0)
 
 
 def types_asked(workload: SimulatedWorkload) -> dict[str, int]:

@@ -21,7 +21,7 @@ class SimulatedWorkload:
     Infinity: it is submitted during the run (`Simulator.submit`).
     """
     duration_s: float
-    """Seconds of work."""
+    """Seconds of work; of an elastic job, with its fewest tasks: n times as many tasks need 1/n of the time."""
     jobs: tuple[JobRequest, ...]
     regions: frozenset[str] | None
     """The regions that have the data, or in which the workload may run; None: all."""
@@ -33,5 +33,5 @@ class SimulatedWorkload:
 
     @property
     def gpus(self) -> int:
-        """GPU slots of the whole gang."""
+        """GPU slots of the whole gang; of an elastic job, with its fewest tasks."""
         return sum(job.gpus for job in self.jobs)

@@ -30,7 +30,7 @@ from domain.phases import Phase
 from domain.protocol.activities import Activity
 from domain.protocol.workloads import LaunchPlan, NodeLaunch, StageRequest, TransitionRequest
 from domain.reasons import Reason, ReasonCode
-from domain.slots import TaskSlots
+from domain.slots import TaskSlots, tasks_of_jobs
 from domain.spec import WorkloadSpec
 from infra.config.settings import Settings
 from infra.db.catalogue import ready_replicas
@@ -125,6 +125,7 @@ class LaunchActivities:
             if spec.tables and attempt.started_at is None:  # A started attempt is staged again only to take it over.
                 _refuse_wrong(session, spec, region.name)
             stale = self._stale_tables(session, spec, region.name)
+            saved_tasks = _saved_tasks(session, spec, request)
             secrets = self._secret_values(session, spec)
             sealed = self._sealed_secrets(secrets, spec, tasks, machines)
             known_images = dict(row.images)
@@ -162,6 +163,7 @@ class LaunchActivities:
             sealed=sealed,
             hazards=hazards,
             stale=stale,
+            saved_tasks=saved_tasks,
             tenant_number=tenant_number,
             isolation=strongest(spec.isolation, isolation),
             pinned=pinned,
@@ -351,6 +353,7 @@ class LaunchActivities:
         hazards: LossRates,
         peers: Mapping[str, str],
         stale: Mapping[str, datetime],
+        saved_tasks: int | None,
         tenant_number: int,
         isolation: Isolation,
         pinned: Mapping[str, str],
@@ -411,9 +414,12 @@ class LaunchActivities:
             jobs={
                 job.name: JobLaunch(
                     role=job.role,
-                    tasks=job.tasks,
+                    tasks=sum(task.job == job.name for task in slots),
                     master_machine=masters[job.name],
                     restarts=spec.limits.restarts if job.restart == "task" else {},
+                    min_tasks=None if job.most_tasks is None else job.tasks,
+                    max_tasks=job.most_tasks,
+                    saved_tasks=saved_tasks,
                     **(job.task_fields() | {"image": pinned.get(job.image or "", job.image)}),
                 )
                 for job in spec.jobs
@@ -428,6 +434,16 @@ class LaunchActivities:
 
 def _fault_domain(machine: Machine) -> tuple[str, str]:
     return machine.cluster, machine.rack
+
+
+def _saved_tasks(session: Session, spec: WorkloadSpec, request: StageRequest) -> int | None:
+    """Returns the number of tasks of the last earlier attempt of an elastic job that has saved; else None."""
+    if spec.jobs[0].most_tasks is None:
+        return None
+    saved = (Attempt.workload == request.workload_id) & Attempt.checkpoint_step.is_not(None)
+    earlier = select(Attempt.plan).where(saved, Attempt.attempt < request.attempt).order_by(Attempt.attempt.desc())
+    plan = session.scalar(earlier.limit(1))
+    return None if plan is None else sum(tasks_of_jobs(plan["jobs"]).values())
 
 
 def _refuse_wrong(session: Session, spec: WorkloadSpec, region: str) -> None:

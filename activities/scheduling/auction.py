@@ -13,6 +13,7 @@ from temporalio import activity
 from activities.scheduling.award_batch import BatchAward
 from activities.scheduling.bids import asked, region_bids
 from activities.scheduling.dry_run import dry_run
+from activities.scheduling.growth import grow
 from activities.scheduling.rate_limits import TimeShare
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState
@@ -88,6 +89,7 @@ class AuctionActivities:
         asking = self._listening.asking(regions, now_s)
         self._listening.publish()
         if not len(scanned):
+            self._grow(scanned)
             self._publish(scanned)
         return ScanTicket(
             scan=number,
@@ -148,6 +150,7 @@ class AuctionActivities:
         """Writes the next batch for the regions to read or, after the last batch, publishes the queue."""
         following = request.first + self._settings.batch
         if following >= len(scanned):
+            self._grow(scanned)
             due = [s for s in (result.rest_s, self._publish(scanned)) if s is not None]
             result.rest_s = min(due, default=None)
             return
@@ -188,6 +191,12 @@ class AuctionActivities:
         result = AwardResult(awarded=done.awarded, waiting=len(done.waiting), rebids=done.rebids, rest_s=rest_s)
         self._counters.update(awarded=result.awarded, waiting=result.waiting, rebids=result.rebids, batches=1)
         return result
+
+    def _grow(self, scanned: ScannedQueue) -> None:
+        """Lets elastic workloads grow, at the end of a pass."""
+        if self._settings.grow:
+            with self._state.current() as state:
+                self._counters["growths"] += grow(self._engine, state, scanned, self._settings.min_runtime_s)
 
     def _consolidate(self, done: BatchAward) -> None:
         """Moves workloads for gangs at the head of the queue that this pass refused."""

@@ -147,7 +147,7 @@ def body_of(planned: PlannedAward) -> dict[str, Any]:
             "lost_gpu_s": plan.quality.lost_gpu_s,
         },
         "gpu_types": _gpu_types(planned),
-        "cpus_milli": sum(job.cpus_milli for job in planned.jobs),
+        "cpus_milli": sum(j.tasks * r.cpus_milli_per_task for r, j in zip(planned.jobs, plan.jobs, strict=True)),
         "machines": [
             {"machine": m, "gpus": s.gpus, "cpus_milli": s.cpus_milli, "memory_bytes": s.memory_bytes}
             for m, s in wanted.items()
@@ -163,5 +163,5 @@ def _gpu_types(planned: PlannedAward) -> dict[str, int]:
     out: dict[str, int] = {}
     for request, job in zip(planned.jobs, planned.plan.jobs, strict=True):
         if job.gpu_type is not None and request.gpus:
-            out[job.gpu_type] = out.get(job.gpu_type, 0) + request.gpus
+            out[job.gpu_type] = out.get(job.gpu_type, 0) + job.tasks * request.gpus_per_task
     return out

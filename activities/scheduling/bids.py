@@ -155,9 +155,12 @@ def placement_request(
 
 
 def _jobs(queued: ScannedWorkload, demand: WorkloadDemand) -> tuple[JobRequest, ...]:
+    jobs = demand.jobs
+    if queued.most_tasks:
+        jobs = tuple(replace(job, most_tasks=queued.most_tasks) for job in jobs)
     if queued.gpu_types is None:
-        return demand.jobs
-    return tuple(replace(job, gpu_types=t) for job, t in zip(demand.jobs, queued.gpu_types, strict=True))
+        return jobs
+    return tuple(replace(job, gpu_types=t) for job, t in zip(jobs, queued.gpu_types, strict=True))
 
 
 def newest_evictors(session: Session) -> dict[str, set[str]]:

@@ -60,7 +60,8 @@ def dry_run(
             ranked = _own(scan)
         finally:
             state.queue.put_workloads([own._replace(ask=None)])
-        queued = ScannedWorkload(DRY_RUN_ID, ranked.rank, ranked.gpu_types, ranked.reason, ranked.displaces)
+        types, most = ranked.gpu_types, ranked.most_tasks
+        queued = ScannedWorkload(DRY_RUN_ID, ranked.rank, types, ranked.reason, ranked.displaces, most_tasks=most)
         asked = BidSubject(
             queued,
             demand,

@@ -79,6 +79,8 @@ class ScannedWorkload:
     """Placed workloads of its tenant with a worse rank, which its award makes over-quota."""
     element: WaitingElement | None = None
     """Set if it is an element of an array without a row."""
+    most_tasks: int = 0
+    """Of an elastic workload within quota: the most tasks with which it stays within quota; 0: as in its document."""
 
     @property
     def row(self) -> str:
@@ -89,16 +91,16 @@ class ScannedWorkload:
         """Returns the entry for regions to read."""
         reason = self.reason.to_json() if self.reason else None
         element = None if self.element is None else astuple(self.element)
-        return [self.workload, self.rank, self.gpu_types, reason, self.displaces, element]
+        return [self.workload, self.rank, self.gpu_types, reason, self.displaces, element, self.most_tasks]
 
     @classmethod
     def from_json(cls, body: Sequence[Any]) -> "ScannedWorkload":
         """Parses the result of `to_json`."""
-        workload, rank, types, reason, displaces, element = body
+        workload, rank, types, reason, displaces, element, most_tasks = body
         narrowed = None if types is None else tuple(tuple(t) for t in types)
         why = Reason.from_json(reason) if reason else None
         own = None if element is None else WaitingElement(*element)
-        return cls(workload, int(rank), narrowed, why, tuple(displaces), own)
+        return cls(workload, int(rank), narrowed, why, tuple(displaces), own, int(most_tasks))
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,18 @@ class ScannedQueue:
             asked = tuple(job.gpu_types for job in queue.gangs[int(queue.pending.columns["wants"][row])])
             narrowed = None if ranked.gpu_types == asked else ranked.gpu_types
             element = self._elements.get(ranked.id)
-            found.append(ScannedWorkload(ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces, element))
+            fields = ranked.id, ranked.rank, narrowed, ranked.reason, ranked.displaces, element, ranked.most_tasks
+            found.append(ScannedWorkload(*fields))
         return found
+
+    def most_tasks(self, tenant: str, rank: int, job: JobRequest, gpu_type: str | None) -> int:
+        """Returns the most tasks of a placed elastic job with which its rank, and those of others, stay as they are.
+
+        `job` has the tasks that it has now.
+        """
+        if rank >= OVER_QUOTA_RANK:
+            return job.most_tasks
+        return job.tasks + self._scan.more_tasks(tenant, job, [] if gpu_type is None else [gpu_type])
 
     def demands(self, most: int) -> list[QueuedDemand]:
         """Returns the first workloads in queue order, at most `most`."""
@@ -219,6 +231,7 @@ class ScannedQueue:
 def _kept(queue: QueueColumns) -> QueueColumns:
     kept = QueueColumns()
     kept.tenants, kept.gangs, kept.pending, kept.placed = queue.tenants, queue.gangs, Rows(), Rows()
+    kept.numbers = dict(queue.numbers)
     for own, rows in ((kept.pending, queue.pending), (kept.placed, queue.placed)):
         own.at_s, own.id = rows.at_s.copy(), rows.id.copy()
         own.columns = {name: np.copy(column) for name, column in rows.columns.items()}

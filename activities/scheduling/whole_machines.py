@@ -45,7 +45,7 @@ _CANDIDATES = text(
     " where a.released_at is null and a.evicting_since is null and a.rank >= :over_quota and w.phase = :running"
     " and w.held_by is null and w.spec ->> 'serving' is null and w.spec ->> 'spread' is null"
     " and not coalesce((w.spec ->> 'one_attempt')::bool, false)"
-    " and (w.array_id is null or w.array_index is not null)"
+    " and w.spec -> 'jobs' -> 0 ->> 'most_tasks' is null and (w.array_id is null or w.array_index is not null)"
     " and coalesce(a.checkpoint_at, case when a.resumed_step is not null then a.started_at end) is not null"
     " order by w.id"
 )

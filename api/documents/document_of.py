@@ -61,7 +61,7 @@ def _job(job: JobSpec) -> dict[str, Any]:
         {
             "name": job.name,
             "role": job.role,
-            "tasks": job.tasks,
+            "tasks": job.tasks if job.most_tasks is None else {"min": job.tasks, "max": job.most_tasks},
             "span_clusters": job.span_clusters or None,
             "topology": job.topology and _topology(job.topology),
             "resources": _resources(job.resources),

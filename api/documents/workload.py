@@ -30,6 +30,8 @@ from api.documents.notify import NOTIFY, NOTIFY_RULES, check_each
 from api.documents.position import At
 from api.documents.retries import RETRIES
 from api.documents.syntax import Value
+from api.documents.task_range import ALONE, NO_SLICES, TASKS, check_elastic
+from api.documents.task_range import RULES as ELASTIC_RULES
 from api.documents.topology_rules import MAX_TASKS, RULES, TOPOLOGY, check_topology
 from api.problems import FieldError
 from domain.capacity import OWN, USUAL, CapacityKind
@@ -197,7 +199,7 @@ _SPAN = "The tasks may span several clusters of a region if no single cluster ca
 JOB = section({
     "name": Field(NAME, missing="each job needs a name"),
     "role": Field(NAME, "Default: the name"),
-    "tasks": Field(integer(1, MAX_TASKS), default=1),
+    "tasks": Field(TASKS, f"A number, or the fewest and the most. {ALONE}. {NO_SLICES}", "", default=1),
     "span_clusters": Field(TRUTH, _SPAN, default=False),
     "topology": Field(TOPOLOGY),
     "resources": Field(RESOURCES),
@@ -232,7 +234,7 @@ def _gang(at: At, jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if job.get("name") in seen:
             at.child(position, at.value[position]).get("name").wrong("another job has this name", rule=_UNIQUE_JOBS)
         seen.add(job.get("name", ""))
-    total = sum(job.get("tasks", 1) for job in jobs)
+    total = sum(job.get("most_tasks", job.get("tasks", 1)) for job in jobs)
     if total > MAX_TASKS:
         message = f"all jobs together may have at most {MAX_TASKS} tasks, but have {total}"
         at.child("tasks", total).wrong(message, rule=_ALL_TASKS)
@@ -362,7 +364,9 @@ WORKLOAD = section({
     "isolation": Field(one_of(tuple(mode.value for mode in Isolation), "a mode of isolation").to(Isolation),
                        "The weakest isolation of tasks on machines where the workload may run; default: the tenant's"),
 }, f"A workload: a gang that gets all its resources at once, in one region, or none. {UNICODE}"
-).checked(check_array, *ARRAY_RULES).checked(check_each, *NOTIFY_RULES)  # fmt: skip
+).checked(check_elastic, *ELASTIC_RULES).checked(check_array, *ARRAY_RULES).checked(
+    check_each, *NOTIFY_RULES
+)  # fmt: skip
 
 
 class Draft:

@@ -86,7 +86,7 @@ def request_session(id: str, body: SessionRequest, state: StateOf, caller: Submi
 
 def _placed(session: Session, row: Workload, body: SessionRequest) -> tuple[str, str]:
     """Returns the job and the machine of a running task."""
-    jobs = {str(job["name"]): int(job["tasks"]) for job in row.spec["jobs"]}
+    jobs = {str(job["name"]): int(job.get("most_tasks") or job["tasks"]) for job in row.spec["jobs"]}
     name = body.job or next(iter(jobs))
     if name not in jobs:
         raise invalid("job", f"workload {row.id} has the jobs {', '.join(jobs)}", name)
@@ -98,7 +98,10 @@ def _placed(session: Session, row: Workload, body: SessionRequest) -> tuple[str,
     tasks = tasks_of(
         WorkloadSpec.model_validate(row.spec), session.get_one(Attempt, (row.id, row.attempt)), session.scalars(held)
     )
-    return name, next(task.machine for task in tasks if (task.job, task.task) == (name, body.task))
+    machines = [task.machine for task in tasks if task.job == name]
+    if body.task >= len(machines):
+        raise invalid("task", f"must be at most {len(machines) - 1}, the last task of job {name} now", body.task)
+    return name, machines[body.task]
 
 
 def _token(websocket: WebSocket) -> str:

@@ -1,6 +1,7 @@
 """The selection of a request for a workload's logs: tasks, attempt and lines."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,6 +16,7 @@ from api.workloads.elements import is_array
 from api.workloads.workload_queries import find
 from domain.log_segments import TaskOutput
 from domain.phases import TERMINAL_PHASES, Phase
+from domain.slots import tasks_of_jobs
 from infra.db.models import Attempt, Region, Workload
 
 MAX_TASKS = 64
@@ -85,6 +87,8 @@ class LogPosition:
     region: str | None
     ended_ago_s: float
     """Seconds since the end of the attempt; infinite if it has not ended or is unknown."""
+    tasks: Mapping[str, int]
+    """The number of tasks of each job in the attempt, where it is known."""
     bucket_url: str | None
     """Bucket with the attempt's logs; None: the attempt does not exist."""
 
@@ -105,7 +109,7 @@ def choose(state: ApiState, caller: Caller, workload: str, query: LogQuery) -> L
             raise invalid("query.attempt", f"workload {row.id} is an array: ask for one of its elements", query.attempt)
         if query.attempt is not None and session.get(Attempt, (row.id, query.attempt)) is None:
             raise not_found(f"attempt of workload {row.id}", str(query.attempt))
-        jobs: dict[str, int] = {j["name"]: j["tasks"] for j in row.spec["jobs"]}
+        jobs: dict[str, int] = {j["name"]: j.get("most_tasks") or j["tasks"] for j in row.spec["jobs"]}
         tasks = _tasks(row.id, jobs, query)
         merged = {j["name"] for j in row.spec["jobs"] if j.get("output", "merged") == "merged"}
         if query.output is not None and (unknown := sorted(merged & {job for job, _ in tasks})):
@@ -147,5 +151,6 @@ def position_of(state: ApiState, workload: str, attempt: int) -> LogPosition:
             released=(own is None and at is None) or released_at is not None,
             ended_ago_s=math.inf if ago is None else ago.total_seconds(),
             region=region.name if region is not None else None,
+            tasks={} if own is None else tasks_of_jobs(own.plan["jobs"]),
             bucket_url=region.bucket_url if region is not None else None,
         )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, Text, any_, bindparam, func, select
+from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, cast, func, select
 from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.orm import Session, defer
 
@@ -14,6 +14,7 @@ from api.views import ReasonView, reason_view
 from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
+from domain.slots import tasks_of_jobs
 from infra.db import published_queue
 from infra.db.array_rows import ArrayCounts, KeptOut, counts_of, kept_out
 from infra.db.capacity import InstanceRow
@@ -128,12 +129,14 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
     out |= {id_: Why([view], entries.get(id_)) for id_, view in _unscanned(session, unexplained).items()}
     running = [row for row in rows if row.phase == Phase.RUNNING]
     started = _started(session, running)
+    fewer = _fewer_tasks(session, [row.id for row in running])
     preparing = _preparing(session, [row.id for row in rows if row.phase == Phase.PROVISIONING])
     for row in rows:
         if row.id not in out:
             since = started.get(row.id) if row.phase == Phase.RUNNING else None
             found = reason_view(row.reason) if since is None else _view(running_since(row.attempt, row.region, since))
-            out[row.id] = Why([*([found] if found is not None else []), *preparing.get(row.id, ())])
+            also = *preparing.get(row.id, ()), *fewer.get(row.id, ())
+            out[row.id] = Why([*([found] if found is not None else []), *also])
     return out
 
 
@@ -236,6 +239,24 @@ def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None
         Attempt.workload.in_([row.id for row in rows]), Attempt.released_at.is_(None)
     )
     return {w: at for w, number, at in session.execute(found) if (w, number) in newest}
+
+
+_ELASTIC = select(Workload.id, cast(Workload.spec["jobs"][0]["most_tasks"].astext, Integer), Attempt.plan).join(
+    Attempt, (Attempt.workload == Workload.id) & (Attempt.attempt == Workload.attempt)
+)
+
+
+def _fewer_tasks(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonView]]:
+    """Returns a reason for each elastic workload that has fewer tasks than it may have."""
+    if not ids:
+        return {}
+    most_tasks = Workload.spec["jobs"][0]["most_tasks"].astext
+    found = {}
+    for id_, most, plan in session.execute(_ELASTIC.where(Workload.id.in_(ids), most_tasks.is_not(None))):
+        tasks = sum(tasks_of_jobs(plan["jobs"]).values())
+        if tasks < most:
+            found[id_] = [_view(Reason(ReasonCode.FEWER_TASKS, {"tasks": tasks, "most": most}))]
+    return found
 
 
 def _preparing(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonView]]:

@@ -30,11 +30,13 @@ class TaskResourcesView(View):
 
 
 class JobView(View):
-    """One job: `tasks` identical tasks."""
+    """One job: `tasks` identical tasks, or more if it is elastic."""
 
     name: str
     role: str
-    tasks: int
+    tasks: int = Field(description="Of an elastic job: its fewest tasks")
+    most_tasks: int | None = Field(description="Of an elastic job: its most tasks")
+    placed_tasks: int | None = Field(description="Of an elastic job: the number of tasks of the newest attempt")
     resources: TaskResourcesView
 
 
@@ -253,6 +255,7 @@ class AttemptView(View):
 
     attempt: int
     region: str
+    tasks: int
     awarded_at: datetime
     ready_at: datetime | None = Field(description="When it held all its slots")
     started_at: datetime | None

@@ -39,7 +39,7 @@ from api.workloads.views import (
 from domain.ids import split_element
 from domain.lifecycle.retry_limits import PREEMPTIONS
 from domain.phases import QUEUED_PHASES, Phase
-from domain.slots import TaskSlots, bits
+from domain.slots import TaskSlots, bits, tasks_of_jobs
 from domain.spec import WorkloadSpec
 from domain.task_reports import BandwidthReport
 from infra.db.array_rows import counts_of
@@ -132,6 +132,7 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
         AttemptView.from_row(
             a,
             outcome=reason_view(a.outcome),
+            tasks=sum(tasks_of_jobs(a.plan["jobs"]).values()),
             bandwidth=_bandwidth(a),
             stale_tables=a.stale_tables or {},
             gpus=a.gpu_types,
@@ -229,6 +230,10 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
     lost = _lost(session, placed)
     waits = waits_of(session, rows)
     specs = {row.id: row.listed if "spec" in inspect(row).unloaded else row.spec for row in rows}
+    elastic = [
+        row.id for row in rows if row.attempt and any(job.get("most_tasks") for job in specs[row.id].get("jobs", []))
+    ]
+    sizes = _sizes(session, elastic)
     return [
         {
             "id": row.id,
@@ -253,7 +258,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "preemptions": preempted.get(row.id, 0),
             "lost_s": lost.get(row.id, 0.0),
             "progress": progress.get(row.id),
-            "jobs": [_job(job) for job in specs[row.id].get("jobs", [])],
+            "jobs": [_job(job, sizes.get(row.id, {})) for job in specs[row.id].get("jobs", [])],
             "tables": specs[row.id].get("tables") or [],
             "array": array_view(whys[row.id].array),
             "element": element_view(row, specs[row.id]),
@@ -272,12 +277,23 @@ def _shown_phase(row: Workload, why: Why) -> str:
     return Phase.RUNNING if has_begun else row.phase
 
 
-def _job(job: dict[str, Any]) -> JobView:
+def _sizes(session: Session, ids: Collection[str]) -> dict[str, dict[str, int]]:
+    """Returns the number of tasks of each job in the newest attempt, by workload."""
+    if not ids:
+        return {}
+    newest = (Workload.id == Attempt.workload) & (Workload.attempt == Attempt.attempt)
+    plans = session.execute(select(Attempt.workload, Attempt.plan).join(Workload, newest).where(Workload.id.in_(ids)))
+    return {workload: tasks_of_jobs(plan["jobs"]) for workload, plan in plans}
+
+
+def _job(job: dict[str, Any], placed: Mapping[str, int]) -> JobView:
     resources = job["resources"]
     return JobView(
         name=job["name"],
         role=job["role"],
         tasks=job["tasks"],
+        most_tasks=job.get("most_tasks"),
+        placed_tasks=placed.get(job["name"]),
         resources=TaskResourcesView(
             gpus=resources["gpus"],
             gpu_types=resources["gpu_types"],

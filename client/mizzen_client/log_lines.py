@@ -43,7 +43,7 @@ def labels_of(workload: WorkloadDetail, job: str | None, task: int | None) -> La
     """Return the form of the labels of these tasks."""
     if workload["array"] is not None:
         return Labels(b": ", is_by_element=True)
-    tasks = [one.get("tasks", 1) for one in workload["spec"]["jobs"] if job in (None, one["name"])]
+    tasks = [one["most_tasks"] or one["tasks"] for one in workload["jobs"] if job in (None, one["name"])]
     number = sum(tasks) if task is None else sum(task < one for one in tasks)
     return Labels(b"| " if number > 1 else b"")
 

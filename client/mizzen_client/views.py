@@ -151,11 +151,16 @@ class TaskResources(TypedDict):
 
 
 class Job(TypedDict):
-    """One job: `tasks` identical tasks."""
+    """One job: `tasks` identical tasks, or more if it is elastic."""
 
     name: str
     role: str
     tasks: int
+    """Of an elastic job: its fewest tasks."""
+    most_tasks: int | None
+    """Of an elastic job: its most tasks."""
+    placed_tasks: int | None
+    """Of an elastic job: the number of tasks of the newest attempt."""
     resources: TaskResources
 
 
@@ -353,6 +358,7 @@ class Attempt(TypedDict):
 
     attempt: int
     region: str
+    tasks: int
     awarded_at: str
     ready_at: str | None
     """When it held all its slots."""

@@ -9,6 +9,7 @@ from domain.priority import LOWEST_RANK, OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode, in_words
 from domain.scheduling import Bid, JobRequest, PlacementRequest, Plan
 from gms.auction.candidate import Candidate, Stats
+from gms.auction.growth import Grower, growth
 from rms.arrays import F8
 from rms.award import Award, award, check, revoke
 from rms.bid import bid_in
@@ -158,6 +159,16 @@ class RegionBidder:
         # The award takes free resources first, also reserved ones, because the award in the database does not consider
         # reservations. The reserved amounts become free again when the victims release their resources.
         return award(self.region, plan, request, self.region.now_s + candidate.max_runtime_s)
+
+    def grow(self, grower: Grower) -> Plan | None:
+        """Returns the place of a running elastic workload with more tasks, if it should grow (`gms.auction.growth`).
+
+        It gets nothing that is reserved, and does not grow if a reservation counts on what it holds.
+        """
+        if any(grower.request.workload in one.sources for one in self.reservations):
+            return None
+        with self._reach(frozenset(one.workload for one in self.reservations)):
+            return growth(self._planner, grower)
 
     def revoke(self, given: Award) -> None:
         """Reverts an award."""

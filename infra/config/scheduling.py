@@ -36,6 +36,9 @@ class SchedulerSettings(Section):
     moves_per_h: int = Field(0, ge=0)
     """Maximum number of running over-quota workloads that are moved in any hour, so that whole machines become free for
     gangs that wait; 0: none."""
+    grow: bool = True
+    """Whether running elastic workloads are started again with more tasks, if slots are free that no workload waits
+    for."""
     batch: int = Field(256, gt=0)
     """Number of workloads on which regions bid in one round."""
     bid_deadline_s: float = Field(2.0, gt=0)

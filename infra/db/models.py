@@ -286,6 +286,11 @@ class Workload(Base):
             postgresql_where=text("finished_at is null and spec -> 'limits' ->> 'max_pending_s' is not null"),
         ),
         Index(
+            "workload_elastic",
+            "id",
+            postgresql_where=text("finished_at is null and spec -> 'jobs' -> 0 ->> 'most_tasks' is not null"),
+        ),
+        Index(
             "workload_never",
             "id",
             postgresql_where=text("finished_at is null and blocked = 'never' and spec ->> 'if_never' = 'end'"),

@@ -39,6 +39,9 @@ class TraceRow:
     """The limit of its runtime that its document had."""
     recurring: str | None = None
     """The name that the runs of a recurring workload share."""
+    min_tasks: int | None = None
+    """Of an elastic job: its fewest tasks; `duration_s` is the time with `tasks`."""
+    max_tasks: int | None = None
 
     @property
     def gpus(self) -> int:

@@ -7,6 +7,7 @@ import csv
 import io
 from collections.abc import Iterable, Iterator
 from datetime import datetime
+from functools import partial
 from math import ceil
 from pathlib import Path
 
@@ -33,9 +34,13 @@ from research.traces.rows import (
 COLUMNS = (
     "workload_id", "submit_s", "tenant", "priority", "duration_s", "tasks", "gpus_per_task", "gpu_type",
     "cpus_per_task", "memory_bytes", "tables", "user", "max_runtime_s", "recurring",
+    "min_tasks", "max_tasks",
 )  # fmt: skip
 """The columns of Mizzen's own format; those in `OPTIONAL` may be missing or empty."""
-OPTIONAL = {"priority", "gpu_type", "cpus_per_task", "memory_bytes", "tables", "user", "max_runtime_s", "recurring"}
+OPTIONAL = {
+    "priority", "gpu_type", "cpus_per_task", "memory_bytes", "tables", "user", "max_runtime_s", "recurring",
+    "min_tasks", "max_tasks",
+}  # fmt: skip
 _PHILLY = {"timestamp", "duration", "num_gpus", "cluster"}
 _OPENB = {"name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli", "creation_time", "deletion_time"}
 _FORMATS = ("philly", "openb", "csv", "parquet")
@@ -135,7 +140,13 @@ def _own(line: int, cells: Cells) -> TraceRow:
         maybe(text, cells, "user"),
         maybe(number, cells, "max_runtime_s"),
         maybe(text, cells, "recurring"),
+        maybe(partial(whole, least=1, most=1_000_000), cells, "min_tasks"),
+        maybe(partial(whole, least=1, most=1_000_000), cells, "max_tasks"),
     )
+    if (row.min_tasks or 0) > (row.max_tasks or 0):
+        raise InvalidCell("max_tasks", cells.get("max_tasks"), f"must be at least min_tasks, {row.min_tasks}")
+    if row.max_tasks is not None and row.min_tasks is None:
+        raise InvalidCell("min_tasks", cells.get("min_tasks"), "must be given with max_tasks")
     if row.max_runtime_s is not None and row.max_runtime_s < row.duration_s:
         raise InvalidCell("max_runtime_s", cells["max_runtime_s"], f"must be at least duration_s, {row.duration_s:g}")
     if row.gpus == 0 and row.gpu_types:

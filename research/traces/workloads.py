@@ -109,9 +109,10 @@ class RowCompletion:
         job = self._job(row, row.gpu_types or ())
         if row.gpus and row.gpu_types is None:
             job = self._job(row, self._drawn_type(row, job))
+        slower = row.tasks / job.tasks
         return SimulatedWorkload(
-            whose, row.tenant, level, row.submit_s - zero_s, arrives_s - zero_s, row.duration_s, (job,),
-            self._regions(row, job), self._limit_s(row),
+            whose, row.tenant, level, row.submit_s - zero_s, arrives_s - zero_s, row.duration_s * slower, (job,),
+            self._regions(row, job), self._limit_s(row) * slower,
             row.user or pick(chance(self._seed, "user", whose), self._users), row.recurring,
         )  # fmt: skip
 
@@ -131,8 +132,9 @@ class RowCompletion:
             cpus = round(1000 * (s.cpus_per_gpu * gpus if gpus else s.cpus_without_gpu))
         if memory is None:
             memory = s.memory_bytes_per_gpu * gpus if gpus else s.memory_bytes_without_gpu
-        key = (row.tasks, gpus, types, cpus, memory)
-        return self._jobs.setdefault(key, JobRequest("main", row.tasks, gpus, types, cpus, memory))
+        tasks, most = row.min_tasks or row.tasks, row.max_tasks or 0
+        key = (tasks, most, gpus, types, cpus, memory)
+        return self._jobs.setdefault(key, JobRequest("main", tasks, gpus, types, cpus, memory, most_tasks=most))
 
     def _drawn_type(self, row: TraceRow, job: JobRequest) -> tuple[str, ...]:
         """Returns a GPU type drawn in proportion to supply, from the types on which two regions could hold the gang.

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mizzen.checkpoint import Checkpointer, CheckpointSettings, open_checkpoints
     from mizzen.client import Executor
-    from mizzen.environment import TaskEnvironment
+    from mizzen.environment import TaskEnvironment, World, world
     from mizzen.notices import exit_preempted, preempted
     from mizzen.report import progress
 
@@ -20,11 +20,13 @@ __all__ = [
     "Checkpointer",
     "Executor",
     "TaskEnvironment",
+    "World",
     "__version__",
     "exit_preempted",
     "open_checkpoints",
     "preempted",
     "progress",
+    "world",
 ]
 
 _HOMES = {
@@ -32,10 +34,12 @@ _HOMES = {
     "Checkpointer": "mizzen.checkpoint",
     "Executor": "mizzen.client",
     "TaskEnvironment": "mizzen.environment",
+    "World": "mizzen.environment",
     "exit_preempted": "mizzen.notices",
     "open_checkpoints": "mizzen.checkpoint",
     "preempted": "mizzen.notices",
     "progress": "mizzen.report",
+    "world": "mizzen.environment",
 }
 
 

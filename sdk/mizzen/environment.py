@@ -7,6 +7,8 @@
 | `MIZZEN_ATTEMPT` | number of this attempt of the workload, from 1; the fencing token of its checkpoints |
 | `MIZZEN_JOB` | name of the task's job |
 | `MIZZEN_TASK`, `MIZZEN_TASKS` | index of the task in its job, from 0, and the number of tasks of the job |
+| `MIZZEN_MIN_TASKS`, `MIZZEN_MAX_TASKS` | of an elastic job: its fewest and its most tasks |
+| `MIZZEN_SAVED_TASKS` | of an elastic job: the tasks of the last attempt that has saved a checkpoint |
 | `MIZZEN_REGION`, `MIZZEN_MACHINE` | region and machine on which the task runs |
 | `MIZZEN_RUN_ID` | id of this task in this attempt, for logs |
 | `MIZZEN_CHECKPOINT_URI` | root of the workload's checkpoints, in the region's bucket: `file://`, `s3://` or `gs://` |
@@ -112,6 +114,9 @@ class TaskEnvironment:
     job: str | None = _text("MIZZEN_JOB")
     task: int = _whole("MIZZEN_TASK", 0, default=0)
     tasks: int = _whole("MIZZEN_TASKS", 1, default=1)
+    min_tasks: int | None = _whole("MIZZEN_MIN_TASKS", 1)
+    max_tasks: int | None = _whole("MIZZEN_MAX_TASKS", 1)
+    saved_tasks: int | None = _whole("MIZZEN_SAVED_TASKS", 1)
     region: str | None = _text("MIZZEN_REGION")
     machine: str | None = _text("MIZZEN_MACHINE")
     run_id: str | None = _text("MIZZEN_RUN_ID")
@@ -172,6 +177,33 @@ class TaskEnvironment:
             known = ", ".join(sorted(self.tables)) or "none"
             raise KeyError(f"{_TABLE}{variable_name(name)} is not set: the tables of this workload are: {known}")
         return local_path(self.tables[variable_name(name)])
+
+
+@dataclass(frozen=True)
+class World:
+    """How many tasks the job has in this attempt, and how many saved the checkpoint from which it resumes."""
+
+    tasks: int
+    """The number of tasks: `WORLD_SIZE`, unless a launcher such as torchrun starts several processes in each task."""
+    saved_tasks: int | None
+    """The tasks of the last attempt that has saved a checkpoint; None: none has, or the job is not elastic."""
+    min_tasks: int
+    max_tasks: int
+
+    @property
+    def changed(self) -> bool:
+        """Whether the checkpoint was saved with another number of tasks."""
+        return self.saved_tasks not in (None, self.tasks)
+
+
+def world(environ: Mapping[str, str] | None = None) -> World:
+    """Return the size of the job in this attempt. For a job that is not elastic, minimum and maximum are this size.
+
+    Raises:
+        ValueError: a variable is not a valid number. The message names the variable.
+    """
+    told = TaskEnvironment.from_environ(environ)
+    return World(told.tasks, told.saved_tasks, told.min_tasks or told.tasks, told.max_tasks or told.tasks)
 
 
 def _instant(given: Mapping[str, str], name: str) -> "datetime":

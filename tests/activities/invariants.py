@@ -12,7 +12,7 @@ import gms.scan
 from domain.lifecycle.attempts import NEXT_PHASES
 from domain.phases import PLACED_PHASES, TERMINAL_PHASES, Phase
 from domain.priority import LOWEST_LEVEL
-from domain.slots import slots_of_tasks
+from domain.slots import slots_of_tasks, tasks_of_jobs
 from domain.spec import WorkloadSpec
 from infra.db.logs import Event, Outbox
 from infra.db.models import Allocation, Attempt, Booking, Eviction, Machine, Workload
@@ -37,9 +37,8 @@ def check_machines(world: World) -> None:
         unconfirmed = session.scalars(
             select(Allocation).where(Allocation.released_at.is_not(None), Allocation.stopped_at.is_(None))
         ).all()
-        attempts = {
-            (a.workload, a.attempt) for a in session.scalars(select(Attempt).where(Attempt.released_at.is_(None)))
-        }
+        live = session.scalars(select(Attempt).where(Attempt.released_at.is_(None)))
+        attempts = {(a.workload, a.attempt) for a in live}
         evictions = {
             (e.evictor, e.evictor_attempt, e.victim, e.victim_attempt) for e in session.scalars(select(Eviction))
         }
@@ -98,7 +97,9 @@ def check_gangs(world: World) -> None:
             spec = WorkloadSpec.model_validate(workload.spec)
             masks = {a.machine: a.slots | a.awaited for a in own}
             tasks = list(slots_of_tasks(spec.requests(), attempt.plan["jobs"], masks))
-            assert Counter(t.job for t in tasks) == {job.name: job.tasks for job in spec.jobs}
+            assert Counter(t.job for t in tasks) == tasks_of_jobs(attempt.plan["jobs"])
+            for one in spec.jobs:
+                assert one.tasks <= tasks_of_jobs(attempt.plan["jobs"])[one.name] <= (one.most_tasks or one.tasks)
             for machine, mask in masks.items():
                 slots = [slot for t in tasks if t.machine == machine for slot in t.slots]
                 assert len(slots) == len(set(slots)) and sum(1 << slot for slot in slots) == mask

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from agent import sealed
 from agent.launch import environment, script_command
 from domain.launch import LaunchDescription
+from mizzen import World, world
 
 PLACE = {
     "job": "main",
@@ -118,6 +119,22 @@ def test_the_environment_is_exactly_the_documented_one() -> None:
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "7001",
     }
+
+
+def test_tasks_of_an_elastic_job_see_its_range() -> None:
+    """They get the fewest and the most tasks, and those of the last attempt that saved; `mizzen.world` reads them."""
+    main = LAUNCH["jobs"]["main"]
+    for told, size in (
+        ({"min_tasks": 2, "max_tasks": 8, "saved_tasks": 4}, World(2, 4, 2, 8)),
+        ({}, World(2, None, 2, 2)),
+    ):
+        launch = LaunchDescription.model_validate({**LAUNCH, "jobs": {**LAUNCH["jobs"], "main": main | told}})
+        env = environment(
+            launch, launch.on_machine("r1/c1/m1")[0], masters={}, home=Path("/w"), report=Path("/r"),
+            interval_file=Path("/i"), deadline_file=Path("/d"), python="/p", secrets={}, user="1",
+        )  # fmt: skip
+        assert world(env) == size
+        assert world(env).changed is bool(told)
 
 
 def test_tasks_find_each_other_by_rank() -> None:

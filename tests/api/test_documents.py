@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete
 
+from api.documents.document_of import document_of
 from api.documents.syntax import MAX_NODES, Malformed, load_json, load_yaml
 from api.documents.workload import read_workload
 from domain.spec import CheckpointSpec, JobSpec, LimitsSpec, ResourceSpec, WorkloadSpec
@@ -61,6 +62,21 @@ def test_smallest_document_has_the_documented_defaults() -> None:
         name="a", tenant="vision", jobs=(JobSpec(name="main", role="main", tasks=1, resources=ResourceSpec(),
                                                  script="echo hi"),),
     )  # fmt: skip
+
+
+def test_elastic_jobs_have_a_range_of_tasks() -> None:
+    """A range becomes the fewest and the most tasks; a range of one number is that number."""
+
+    def sizes(tasks: object) -> tuple[int, int | None]:
+        draft = read_workload(job(tasks=tasks), None)
+        assert draft.problems == []
+        (one,) = draft.spec().jobs
+        assert read_workload(document_of(draft.spec()), None).spec().jobs == draft.spec().jobs
+        return one.tasks, one.most_tasks
+
+    assert sizes({"min": 2, "max": 16}) == (2, 16)
+    assert sizes({"min": 2, "max": 2}) == (2, None)
+    assert sizes(3) == (3, None)
 
 
 @pytest.mark.parametrize(
@@ -134,6 +150,16 @@ FORMS: list[tuple[str, object, str, str]] = [
     ("tasks as boolean", job(tasks=True), "jobs[0].tasks", "it is a boolean"),
     ("tasks beyond all bounds", job(tasks=10**30), "jobs[0].tasks", "from 1 to 100000"),
     ("spans perhaps", job(span_clusters="perhaps"), "jobs[0].span_clusters", "must be true or false, it is a string"),
+    ("tasks as a word", job(tasks="2"), "jobs[0].tasks", "as in {min: 2, max: 16}, it is a string"),
+    ("fewer at most", job(tasks={"min": 4, "max": 2}), "jobs[0].tasks.max",
+     "must be at least min, which is 4, it is 2"),
+    ("no most", job(tasks={"min": 4}), "jobs[0].tasks.max", "missing: give the most tasks"),
+    ("elastic and another job", document(jobs=[JOB | {"tasks": {"min": 1, "max": 3}}, JOB | {"name": "b"}]),
+     "jobs[0].tasks", "only possible with one job, not with 2: give one number, such as 3"),
+    ("an elastic array", {**job(tasks={"min": 1, "max": 3}), "array": "0-3"}, "jobs[0].tasks",
+     "not possible with array"),
+    ("elastic slices", job(tasks={"min": 2, "max": 4}, topology={"slice": {"tasks": 2, "level": "rack"}}),
+     "jobs[0].topology.slice", "not possible with min and max in tasks"),
     ("topology as a word", job(topology="rack"), "jobs[0].topology", "must be a mapping"),
     ("unknown level", job(topology={"required": "row"}), "jobs[0].topology.required", "machine, rack, cluster, zone"),
     ("two levels", job(topology={"required": "rack", "preferred": "rack"}), "jobs[0].topology.preferred",

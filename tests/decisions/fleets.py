@@ -180,6 +180,8 @@ def requests(draw: st.DrawFn) -> PlacementRequest:
     kinds = with_pools(draw(st.sampled_from(_KINDS)), draw(st.sampled_from(((), (), ("here/p",)))))
     gang = [replace(job, capacity=kinds) for job in gang]
     gang = [with_topology(job, draw(st.sampled_from(_TOPOLOGIES))) for job in gang]
+    if len(gang) == 1 and gang[0].topology.slice_tasks == 1:
+        gang = [replace(gang[0], most_tasks=draw(st.sampled_from((0, 0, 2, 6, 20))))]
     moves = draw(st.sampled_from(_MOVES))
     gang = [replace(job, moves=moves if index else moves[:2]) for index, job in enumerate(gang)]
     immune = draw(st.sampled_from(((), (), (), ("w0",), ("w0", "w1"))))

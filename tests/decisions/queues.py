@@ -1,5 +1,6 @@
 """Small random queues for GMS, and builders for examples."""
 
+from dataclasses import replace
 from math import inf
 
 from hypothesis import strategies as st
@@ -111,6 +112,8 @@ def snapshots(draw: st.DrawFn) -> QueueSnapshot:
         for number in range(draw(st.sampled_from((1, 1, 2, 3)))):
             shape = draw(st.sampled_from(_SHAPES))
             gang.append(JobRequest(f"job{number}", draw(st.integers(1, 3)), shape[0], shape[1], shape[2], 0))
+        if len(gang) == 1:
+            gang = [replace(gang[0], most_tasks=draw(st.sampled_from((0, 0, 2, 6, 20))))]
         submitted_at_s, requested_level, held = draw(st.sampled_from(_LIVES))
         user = draw(st.sampled_from(("ann", "ann", "bob", "cleo")))
         gpu_s, of = draw(st.sampled_from(_SIZES)), draw(names)

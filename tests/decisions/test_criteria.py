@@ -6,14 +6,14 @@ from pathlib import Path
 from domain.criteria import PlanQuality
 
 ORDER = (
-    "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "spanning", "apart", "type_preference",
-    "capacity_preference", "doubts", "away", "move_s", "crowding", "departures_per_h", "usd_per_h", "racks", "machines",
-    "opened", "pieces",
+    "victims_by_rank", "lost_gpu_s", "youngest_victim_started_at_s", "missing_tasks", "spanning", "apart",
+    "type_preference", "capacity_preference", "doubts", "away", "move_s", "crowding", "departures_per_h", "usd_per_h",
+    "racks", "machines", "opened", "pieces",
 )  # fmt: skip
 WORST = PlanQuality(
-    victims_by_rank=(1,) * 14, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, spanning=1, apart=1, type_preference=1,
-    capacity_preference=1, doubts=1, away=1, move_s=1.0, crowding=(1,) * 4, departures_per_h=1.0, usd_per_h=1.0,
-    racks=1, machines=1, opened=1, pieces=1,
+    victims_by_rank=(1,) * 14, lost_gpu_s=1.0, youngest_victim_started_at_s=1.0, missing_tasks=1, spanning=1, apart=1,
+    type_preference=1, capacity_preference=1, doubts=1, away=1, move_s=1.0, crowding=(1,) * 4, departures_per_h=1.0,
+    usd_per_h=1.0, racks=1, machines=1, opened=1, pieces=1,
 )  # fmt: skip
 
 

@@ -72,12 +72,13 @@ def test_what_is_pending_changes_no_rank(snapshot: QueueSnapshot) -> None:
 
 
 def _award(snapshot: QueueSnapshot, ranked: Ranked) -> QueueSnapshot:
-    """Returns the snapshot after a pending workload is placed, on the most preferred of its eligible types."""
+    """Returns the snapshot after a pending workload is placed with its most tasks, on its most preferred types."""
     (own,) = (w for w in snapshot.pending if w.id == ranked.id)
     gpus = Counter[str]()
-    for one, types in zip(own.jobs, ranked.gpu_types, strict=True):
+    jobs = [one.sized(ranked.most_tasks or one.tasks) for one in own.jobs]
+    for one, types in zip(jobs, ranked.gpu_types, strict=True):
         gpus.update({types[0]: one.gpus} if one.gpus else {})
-    cpus_milli = sum(one.cpus_milli for one in own.jobs)
+    cpus_milli = sum(one.cpus_milli for one in jobs)
     placed = PlacedWorkload(own.id, own.tenant, snapshot.now_s, gpus, cpus_milli, own.requested_level)
     left = tuple(w for w in snapshot.pending if w is not own)
     return replace(snapshot, pending=left, placed=(*snapshot.placed, placed))
@@ -98,6 +99,39 @@ def test_an_award_displaces_what_it_says(snapshot: QueueSnapshot) -> None:
         if all(len(types) < 2 for types in ranked.gpu_types):
             lost = {id_ for id_, rank in before.placed_ranks.items() if rank < 8 <= after[id_]}
             assert lost == set(ranked.displaces)
+
+
+@settings(PROPERTY, max_examples=examples(200))
+@given(st.one_of(snapshots(), displacing()))
+def test_tasks_above_the_fewest_make_nothing_over_quota(snapshot: QueueSnapshot) -> None:
+    """If all workloads within quota are awarded, elastic ones with their most tasks, all of them stay within quota.
+
+    They make no more placed workloads over-quota than with their fewest tasks.
+    """
+    ranked = [one for one in scan(snapshot).queue if not one.over_quota]
+    most, fewest = snapshot, snapshot
+    for one in ranked:
+        most, fewest = _award(most, one), _award(fewest, replace(one, most_tasks=0))
+    with_most, with_fewest = scan(most).placed_ranks, scan(fewest).placed_ranks
+    assert with_most == with_fewest
+    assert all(with_most[one.id] == one.rank for one in ranked)
+
+
+def test_an_elastic_workload_gets_what_the_others_leave() -> None:
+    """With a quota of 8, of which 1 is held and 3 wait, an elastic workload of 2 to 6 tasks has at most 4 tasks.
+
+    A second one has what the first one leaves. Over quota, the quota does not limit the tasks.
+    """
+    elastic, fixed = replace(job(2, 1), most_tasks=6), job(3, 1)
+    placed = [PlacedWorkload("p", "vision", 0.0, {"a100": 1}, 0)]
+    pending = [queued("first", elastic), queued("fixed", fixed, at_s=1.0)]
+    result = scan(queue([tenant(a100=8)], pending, placed))
+    assert [(one.id, one.most_tasks) for one in result.queue] == [("first", 4), ("fixed", 0)]
+    pending = [queued("first", elastic), queued("second", elastic, at_s=1.0), queued("third", elastic, at_s=2.0)]
+    result = scan(queue([tenant(a100=6)], pending, placed))
+    assert [(one.id, one.most_tasks, one.over_quota) for one in result.queue] == [
+        ("first", 3, False), ("second", 2, False), ("third", 0, True),
+    ]  # fmt: skip
 
 
 def test_snapshots_displace() -> None:

@@ -55,8 +55,8 @@ def test_arrays_without_numpy_are_an_error_and_not_damage(tmp_path: Path) -> Non
 def test_the_public_names() -> None:
     """`mizzen` has exactly these public names, and imports their modules only on first use."""
     assert set(mizzen.__all__) == {
-        "CheckpointSettings", "Checkpointer", "Executor", "TaskEnvironment", "__version__", "exit_preempted",
-        "open_checkpoints", "preempted", "progress",
+        "CheckpointSettings", "Checkpointer", "Executor", "TaskEnvironment", "World", "__version__", "exit_preempted",
+        "open_checkpoints", "preempted", "progress", "world",
     }  # fmt: skip
     for name in mizzen.__all__:
         assert getattr(mizzen, name) is not None

@@ -48,6 +48,13 @@ def workload(
     return SimulatedWorkload(name, tenant, level, submit_s, submit_s, duration_s, (job,), regions)
 
 
+def elastic(one: SimulatedWorkload, most_tasks: int) -> SimulatedWorkload:
+    """Returns the workload with an elastic job: each of its GPUs is a task, and it may have `most_tasks` of them."""
+    (job,) = one.jobs
+    return replace(one, jobs=(replace(job, tasks=max(1, job.gpus), gpus_per_task=min(1, job.gpus),
+                                      cpus_milli_per_task=1000, most_tasks=most_tasks),))  # fmt: skip
+
+
 def tenant(name: str, level: int = 1, **quota: int) -> TenantState:
     """Returns a tenant with a quota of slots by GPU type and no limit on CPUs."""
     return TenantState(name, level, quota, None, 0.0)
@@ -114,5 +121,7 @@ def random_scenario(seed: int, settings: SimulationSettings, count: int = 120) -
             f"w{k}", gpus, chance.randint(0, 4000), chance.choice((60, 600, 3000)), chance.randint(1, 7),
             chance.choice(("nlp", "speech", "vision")), types, chance.choice((1, 1, 2, 3)) if gpus == 8 else 1, regions,
         )  # fmt: skip
+        if chance.random() < 0.3:
+            one = elastic(one, chance.choice((2, 8, 20)))
         work.append(replace(one, max_runtime_s=inf))
     return scenario(states, work, tenants, settings, seed=seed)

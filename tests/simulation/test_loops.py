@@ -14,7 +14,7 @@ from simulation.run import Run, Scenario
 from simulation.simulator import RunProgress
 from simulation.transitions import Happened
 from simulation.workloads import SimulatedWorkload
-from tests.simulation.scenarios import SURE, happenings, machines, scenario, tenant, when, workload
+from tests.simulation.scenarios import SURE, elastic, happenings, machines, scenario, tenant, when, workload
 
 BLOCK = 20
 """Random rounds of one case; `make test-all` runs 500 cases."""
@@ -40,6 +40,8 @@ def _restless(seed: int) -> Scenario:
         regions = frozenset({chance.choice(PLACES)}) if chance.random() < 0.8 else None
         gpus, duration_s = chance.randint(1, 8), chance.choice((500, 5000, 5000))
         one = workload(f"w{k}", gpus, submit_s, duration_s, level, chance.choice(TENANTS), regions=regions)
+        if chance.random() < 0.4:
+            one = elastic(one, chance.choice((2, 4, 12)))
         limit_s = duration_s * chance.choice((1, 2, inf))
         work.append(replace(one, user=chance.choice(("ann", "bob", "cleo")), max_runtime_s=limit_s))
     settings = PATIENT.model_copy(update={"min_runtime_s": float(chance.choice((0, 30, 100)))})
@@ -91,7 +93,8 @@ def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
 @pytest.mark.parametrize("block", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, 500))])
 def test_no_preemption_loops(block: int) -> None:
     """In random rounds, no chain of evictions returns to its first evictor without one of these between: a submission,
-    an end, a change of a level or a quota. People and limits of runtimes change the order, and close no loop.
+    an end, a change of a level or a quota. People and limits of runtimes change the order, and close no loop, nor do
+    elastic workloads, whose sizes change.
     """
     evictions = after_changes = 0
     for seed in range(BLOCK * block, BLOCK * (block + 1)):

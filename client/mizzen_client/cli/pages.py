@@ -49,7 +49,7 @@ def show_page(workload: Mapping[str, Any]) -> str:
     for job in workload["jobs"]:
         role = "" if job["role"] == job["name"] else f" ({job['role']})"
         each = formats.resources(job["resources"])
-        lines.append(f"  {job['name']}{role}: {formats.plural(job['tasks'], 'task')} with {each}")
+        lines.append(f"  {job['name']}{role}: {_tasks(job)} with {each}")
         at = [f"{p['task']}@{p['machine']}" for p in workload["placement"] if p["job"] == job["name"]]
         if at:
             lines.append(f"    {' '.join(at)}")
@@ -64,6 +64,13 @@ def show_page(workload: Mapping[str, Any]) -> str:
         lines += ["", "attempts"]
         lines += [f"  {line}" for line in table(workload["attempts"], _ATTEMPTS, None)]
     return "\n".join(lines)
+
+
+def _tasks(job: Mapping[str, Any]) -> str:
+    if job["most_tasks"] is None:
+        return formats.plural(job["tasks"], "task")
+    placed = "" if job["placed_tasks"] is None else f", {job['placed_tasks']} in the newest attempt,"
+    return f"{job['tasks']} to {job['most_tasks']} tasks{placed}"
 
 
 def _after_lines(workload: Mapping[str, Any]) -> list[str]:

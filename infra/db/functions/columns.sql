@@ -8,8 +8,10 @@ create function workload_ask(spec jsonb) returns text language sql immutable par
             select jsonb_agg(jsonb_build_array(
                 job -> 'name', job -> 'tasks', job -> 'resources' -> 'gpus', job -> 'resources' -> 'gpu_types',
                 job -> 'resources' -> 'cpus_milli', job -> 'resources' -> 'memory_bytes',
-                coalesce(job -> 'span_clusters', 'false')) || case jsonb_typeof(job -> 'topology') when 'object'
-                    then jsonb_build_array(job -> 'topology') else '[]' end order by place)
+                coalesce(job -> 'span_clusters', 'false')) || case when job ->> 'most_tasks' is not null
+                    then jsonb_build_array(coalesce(nullif(job -> 'topology', 'null'), '{}'), job -> 'most_tasks')
+                    when jsonb_typeof(job -> 'topology') = 'object' then jsonb_build_array(job -> 'topology')
+                    else '[]' end order by place)
             from jsonb_array_elements(spec -> 'jobs') with ordinality as listed (job, place)),
         'tables', nullif(spec -> 'tables', '[]'),
         'allowed', spec -> 'regions_allowed',
