@@ -48,7 +48,7 @@ def test_an_operator_runs_a_gang(tmp_path: Path) -> None:
             person.does(describe)
             for command, until in zip(start.splitlines(), ("mizzen is up", "listen"), strict=True):
                 person.serves(command, until)
-            assert person.does(use).splitlines().count(os.uname().nodename) == 2
+            assert person.does(use).count(f"| {os.uname().nodename}\n") == 2
             assert {pod["spec"]["nodeName"] for pod in there.pods().values()} <= {"n1", "n2"}
             assert sum(kubelets.started.values()) == len(there.pods()) == 2
         finally:

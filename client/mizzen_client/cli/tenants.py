@@ -141,7 +141,8 @@ def _warn_of_unknown(session: Session, gpus: Mapping[str, int]) -> None:
     """Warn of quotas for GPU types that no machine has: such a type may be misspelt, or its machines may come later."""
     known = sorted({kind for region in session.client.regions() for kind in region["gpus"]})
     for kind in sorted(kind for kind, slots in gpus.items() if slots and kind not in known):
-        say(f"no machine has GPUs of type {kind!r}; the fleet has {', '.join(known) or 'none'}")
+        fleet = f"the fleet has {', '.join(known)}" if known else "the fleet has no GPUs until a pool launches some"
+        say(f"no machine has GPUs of type {kind!r}; {fleet}")
 
 
 @tenants.command("rm")
