@@ -5,6 +5,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -113,7 +114,7 @@ def _pages(live: LiveStack) -> list[str]:
         f"/workloads/{train}/logs", f"/workloads/{train}/logs?contains=nothing", f"/workloads/{train}/clone",
         "/workloads/bulk?phase=live", "/fleet", "/fleet/east", "/fleet/east?by=tenant", "/fleet/east?by=kind",
         "/fleet/east?by=price",
-        "/fleet/east/past?at=2026-01-01T00:00Z", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
+        f"/fleet/east/past?at={datetime.now(UTC) - timedelta(minutes=1):%Y-%m-%dT%H:%MZ}", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
         f"/services/{live.ids['chat']}", "/tables", f"/placement-runs/{live.ids['placement']}", "/capacity", "/lending",
         f"/lending/{LENT}", "/what-if", "/health",
         "/nothing",
