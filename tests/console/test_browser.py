@@ -5,7 +5,6 @@ import shutil
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import UTC, datetime, timedelta
 
 import pytest
 from axe_playwright_python.async_playwright import Axe
@@ -17,6 +16,7 @@ from console.application import create_app
 from domain.phases import Phase
 from tests.api.published import FULL
 from tests.api.world import ApiWorld
+from tests.console.forms import minutes_ago
 
 CHROMIUM = shutil.which("chromium")
 _CUT = "[...document.querySelectorAll('.scroll')].filter(one => one.scrollWidth > one.clientWidth + 1).length"
@@ -149,7 +149,7 @@ async def test_assistive_software_reads_every_page(
         await log_in(page, url, world)
         for path in (
             "", "/queue", "/workloads", "/workloads/new", f"/workloads/{id_}", f"/workloads/{id_}/logs", "/fleet",
-            "/fleet/north", "/fleet/north?by=tenant", f"/fleet/north/past?at={datetime.now(UTC) - timedelta(minutes=1):%Y-%m-%dT%H:%MZ}",
+            "/fleet/north", "/fleet/north?by=tenant", f"/fleet/north/past?at={minutes_ago(1)}",
             "/machines/north/alpha/m1", "/nothing", "/capacity", "/tables",
             "/lending", "/lending/north/alpha/m1", "/tenants", "/workloads/bulk", "/health", "/what-if",
         ):  # fmt: skip

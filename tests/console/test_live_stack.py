@@ -5,7 +5,6 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime, timedelta
 from functools import partial
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
@@ -19,6 +18,7 @@ from starlette.routing import Match, Route
 from console.application import create_app
 from console.pages import TOP
 from infra.config.settings import Settings
+from tests.console.forms import minutes_ago
 from tests.console.live_stack import LENT, WAITING, LiveStack, start
 from tests.console.test_browser import CHROMIUM, PATIENCE_MS, chromium
 from tests.stack.harness import processes_of, wait_until
@@ -114,7 +114,7 @@ def _pages(live: LiveStack) -> list[str]:
         f"/workloads/{train}/logs", f"/workloads/{train}/logs?contains=nothing", f"/workloads/{train}/clone",
         "/workloads/bulk?phase=live", "/fleet", "/fleet/east", "/fleet/east?by=tenant", "/fleet/east?by=kind",
         "/fleet/east?by=price",
-        f"/fleet/east/past?at={datetime.now(UTC) - timedelta(minutes=1):%Y-%m-%dT%H:%MZ}", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
+        f"/fleet/east/past?at={minutes_ago(1)}", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
         f"/services/{live.ids['chat']}", "/tables", f"/placement-runs/{live.ids['placement']}", "/capacity", "/lending",
         f"/lending/{LENT}", "/what-if", "/health",
         "/nothing",
