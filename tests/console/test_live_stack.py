@@ -111,7 +111,7 @@ def _pages(live: LiveStack) -> list[str]:
         "", "/login", "/queue", "/queue?after=50", "/workloads", "/workloads?phase=failed", f"/workloads?array={sweep}",
         "/workloads?tenant=nobody", "/workloads/new", f"/workloads/{train}", f"/workloads/{waits}",
         f"/workloads/{sweep}", f"/workloads/{live.ids['fails-0']}", f"/workloads/{live.ids['short-000']}",
-        f"/workloads/{train}/logs", f"/workloads/{train}/logs?contains=nothing", f"/workloads/{train}/clone",
+        f"/workloads/{train}/logs", f"/workloads/{train}/logs?search=nothing", f"/workloads/{train}/clone",
         "/workloads/bulk?phase=live", "/fleet", "/fleet/east", "/fleet/east?by=tenant", "/fleet/east?by=kind",
         "/fleet/east?by=price",
         f"/fleet/east/past?at={minutes_ago(1)}", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
