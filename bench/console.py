@@ -115,7 +115,7 @@ def _paths(rows: ConsoleRows, service: str) -> list[str]:
         "", "/queue", f"/queue?after={rows.waiting // 2}", "/workloads", "/workloads?phase=live&tenant=vision",
         "/workloads?phase=failed", "/workloads?phase=failed&tenant=robotics", "/workloads?phase=running",
         "/workloads?name=bert-12", "/workloads?label=team%3Dspeech", f"/workloads/{running}", f"/workloads/{waiting}",
-        f"/workloads/{running}/logs", f"/workloads/{running}/logs?contains=line+7", "/workloads/bulk?phase=live",
+        f"/workloads/{running}/logs", f"/workloads/{running}/logs?search=line+7", "/workloads/bulk?phase=live",
         "/fleet", "/fleet/east", f"/fleet/east/past?at={_HOUR_AGO}", "/machines/east/east-1/m-00000", "/tenants",
         "/services", f"/services/{service}", "/tables", "/capacity", "/lending",
         "/lending/east/east-3/m-00006", "/health",

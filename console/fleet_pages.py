@@ -6,7 +6,6 @@ from urllib.parse import quote
 
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
-from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Role, Viewer
 from api.fleet import machines
@@ -100,11 +99,6 @@ def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap
     return PICTURES.get((region, audience, by), lambda: _content(state, caller, region, by))
 
 
-def tenants_of(session: Session, caller: Caller) -> list[str]:
-    """Returns the names of the tenants, in the order of their colours; empty for a key with a tenant."""
-    return [] if caller.tenant is not None else tenant_names(session)
-
-
 def own_tenant(caller: Caller) -> list[str]:
     """Returns the tenant of a key; empty: the key has none."""
     return [] if caller.tenant is None else [caller.tenant]
@@ -115,7 +109,7 @@ def _content(state: ApiState, caller: Caller, region: str, by: Subject) -> MapCo
         with state.transaction() as session:
             return _TERMS[by](slots_now(session, region, with_terms=True))
     with state.transaction() as session:
-        tenants = tenants_of(session, caller) if by == "tenant" else []
+        tenants = tenant_names(session) if by == "tenant" else []
         machines = slots_now(session, region, tenants or own_tenant(caller))
     legend = [(COLOURS[use], label) for use, label in LABELS.items() if not (tenants and use is SlotUse.HELD)]
     if caller.tenant is not None:

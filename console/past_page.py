@@ -9,11 +9,12 @@ from fastapi.responses import RedirectResponse
 
 from api.auth import Caller, Viewer
 from api.fleet.slots import moves, slots_at, state_changes
+from api.people.tenants import tenant_names
 from api.problems import existing, invalid
 from api.routing import Router
 from api.state import ApiState, StateOf
 from console import fleet_pages
-from console.fleet_pages import own_tenant, tenants_of
+from console.fleet_pages import own_tenant
 from console.fleet_picture import COLOURS, LABELS, TENANT_COLOURS, MapContent, RegionMap, SlotUse, uses_of
 from console.pages import TOP, page
 from domain.units import format_duration
@@ -47,7 +48,7 @@ def show_past(
         existing(session, Region, region, "region")
         found = moves(session, region, caller.tenant, at - _BEFORE, at, _ROWS)
         changed = state_changes(session, region, at - _BEFORE, at, _ROWS)
-        tenants = tenants_of(session, caller)
+        tenants = [] if caller.tenant is not None else tenant_names(session)
     legend = [(COLOURS[SlotUse.FREE], "free"), (COLOURS[SlotUse.HELD], "held by others")]
     if caller.tenant is not None:
         legend.append((COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
@@ -90,7 +91,7 @@ def _minute(state: ApiState, at: datetime, now: datetime) -> datetime:
 def _map(state: ApiState, caller: Caller, region: str, at: datetime) -> RegionMap:
     def read() -> MapContent:
         with state.transaction() as session:
-            tenants = tenants_of(session, caller)
+            tenants = [] if caller.tenant is not None else tenant_names(session)
             machines = slots_at(session, region, tenants or own_tenant(caller), at)
         return MapContent(machines, uses_of(machines, tenants))
 

@@ -208,7 +208,7 @@ async def show_logs(
     job: Filter = "",
     task: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
     attempt: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
-    contains: Filter = "",
+    search: Filter = "",
     older: Annotated[int, Query(ge=0, le=MAX_TAIL - _LOG_LINES)] = 0,
     before: Annotated[int | None, Query(ge=0, le=_ALL_ELEMENTS)] = None,
 ) -> Response:
@@ -220,7 +220,7 @@ async def show_logs(
     workload = await run_in_threadpool(get_workload, id, state, caller)
     query = LogQuery(
         job=job or None, task=int(task) if task else None, attempt=int(attempt) if attempt else None,
-        contains=contains or None, tail=_LOG_LINES,
+        contains=search or None, tail=_LOG_LINES,
     )  # fmt: skip
     # Lines of an array come element by element; `read` bounds how many elements are read.
     first = (before if before is not None else _ALL_ELEMENTS) if workload.array else None
@@ -229,8 +229,8 @@ async def show_logs(
     text, following = content.decode("utf-8", "replace"), None
     if workload.array and not is_all:
         text, following = whole_elements(text, workload.name)
-    cut = [] if workload.array or contains else cut_tasks(text, _LOG_LINES)
-    filters = {"job": job, "task": task, "attempt": attempt, "contains": contains}
+    cut = [] if workload.array or search else cut_tasks(text, _LOG_LINES)
+    filters = {"job": job, "task": task, "attempt": attempt, "search": search}
     return await run_in_threadpool(
         partial(
             page, request, "logs.html", workload=workload, text=text, filters=filters, lines=_LOG_LINES, cut=cut,

@@ -150,7 +150,9 @@ def has_no_waiting() -> ColumnElement[bool]:
 
 def shown_in(phases: Collection[str]) -> ColumnElement[bool]:
     """Returns the SQL condition that one of these phases is shown for a workload: an array that has begun runs."""
-    found = [Workload.finished_at.is_not(None) & (Workload.phase == one) for one in phases if one in TERMINAL_PHASES]
+    found: list[ColumnElement[bool]] = [
+        Workload.finished_at.is_not(None) & (Workload.phase == one) for one in phases if one in TERMINAL_PHASES
+    ]
     placed = sorted(one for one in phases if one not in TERMINAL_PHASES and one != Phase.PENDING)
     if placed:
         found.append(is_placed() & Workload.phase.in_(placed))

@@ -23,7 +23,7 @@ from capacity.provider import LaunchRefused, Refusal
 from domain import ids
 from domain.capacity import CapacityKind
 from domain.phases import Phase
-from infra.db.logs import Audit, Event, Outbox
+from infra.db.logs import Audit, Event, MachineChange, Outbox
 from infra.db.models import Allocation, Attempt, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
 from infra.db.services import ServiceRow
@@ -338,3 +338,20 @@ def test_instances_of_a_service_are_kept_as_long_as_the_service(town: World, hou
         with town.session() as session:
             kept.append(session.scalars(text("select id from instance")).all())
     assert kept == [[own], [own], []]
+
+
+def test_the_state_of_a_machine_at_the_begin_of_the_kept_time_stays(town: World, house: HousekeepingActivities) -> None:
+    """Of older changes of a machine only the last is kept; none of a machine that was removed is."""
+    days = {M: (30, 20, 15, 3), "r/c/removed": (40, 20)}
+    with town.session() as session:
+        session.execute(text("delete from machine_change"))
+        for machine, changes in days.items():
+            for ago in changes:
+                since = func.now() - timedelta(days=ago)
+                session.add(MachineChange(machine=machine, since=since, state="ready", is_closed=False))
+    ActivityEnvironment().run(house.expire)
+    with town.session() as session:
+        found = session.execute(
+            select(MachineChange.machine, func.extract("day", func.now() - MachineChange.since)).order_by("since")
+        )
+        assert [(machine, int(ago)) for machine, ago in found] == [(M, 15), (M, 3)]

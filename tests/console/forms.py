@@ -1,7 +1,8 @@
-"""What tests read from pages."""
+"""What tests read from pages, and put into their addresses."""
 
 import html
 import re
+from datetime import UTC, datetime, timedelta
 
 import httpx
 
@@ -18,3 +19,8 @@ def document_of(page: httpx.Response) -> str:
     found = re.search(r"<textarea[^>]*>\n(.*?)</textarea>", page.text, re.DOTALL)
     assert found is not None, page.text
     return html.unescape(found[1])
+
+
+def minutes_ago(minutes: int) -> str:
+    """Returns a time as it stands in the address of the map of the past."""
+    return f"{datetime.now(UTC) - timedelta(minutes=minutes):%Y-%m-%dT%H:%MZ}"

@@ -18,6 +18,7 @@ from starlette.routing import Match, Route
 from console.application import create_app
 from console.pages import TOP
 from infra.config.settings import Settings
+from tests.console.forms import minutes_ago
 from tests.console.live_stack import LENT, WAITING, LiveStack, start
 from tests.console.test_browser import CHROMIUM, PATIENCE_MS, chromium
 from tests.stack.harness import processes_of, wait_until
@@ -110,10 +111,10 @@ def _pages(live: LiveStack) -> list[str]:
         "", "/login", "/queue", "/queue?after=50", "/workloads", "/workloads?phase=failed", f"/workloads?array={sweep}",
         "/workloads?tenant=nobody", "/workloads/new", f"/workloads/{train}", f"/workloads/{waits}",
         f"/workloads/{sweep}", f"/workloads/{live.ids['fails-0']}", f"/workloads/{live.ids['short-000']}",
-        f"/workloads/{train}/logs", f"/workloads/{train}/logs?contains=nothing", f"/workloads/{train}/clone",
+        f"/workloads/{train}/logs", f"/workloads/{train}/logs?search=nothing", f"/workloads/{train}/clone",
         "/workloads/bulk?phase=live", "/fleet", "/fleet/east", "/fleet/east?by=tenant", "/fleet/east?by=kind",
         "/fleet/east?by=price",
-        "/fleet/east/past?at=2026-01-01T00:00Z", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
+        f"/fleet/east/past?at={minutes_ago(1)}", "/machines/east/a/m-1", f"/machines/{LENT}", "/tenants", "/services",
         f"/services/{live.ids['chat']}", "/tables", f"/placement-runs/{live.ids['placement']}", "/capacity", "/lending",
         f"/lending/{LENT}", "/what-if", "/health",
         "/nothing",

@@ -29,14 +29,14 @@ from tests.api.calls import act
 from tests.api.published import publish
 from tests.api.world import ApiWorld, as_yaml, document, make_world
 from tests.console.conftest import Browse, browser_of
-from tests.console.forms import csrf_of, document_of
+from tests.console.forms import csrf_of, document_of, minutes_ago
 
 PAGES = [
     "/console", "/console/queue", "/console/queue?after=3", "/console/workloads",
     "/console/workloads?phase=live&tenant=vision", "/console/workloads/{id}",
     "/console/workloads/{id}/logs", "/console/fleet", "/console/fleet/north",
     "/console/fleet/north?by=tenant", "/console/fleet/north?by=kind", "/console/fleet/north?by=price",
-    "/console/fleet/north/past?at=2026-01-01T00:00Z", "/console/machines/north/alpha/m1", "/console/tenants",
+    f"/console/fleet/north/past?at={minutes_ago(1)}", "/console/machines/north/alpha/m1", "/console/tenants",
     "/console/services", "/console/tables", "/console/capacity", "/console/lending", "/console/lending/north/alpha/m1",
 ]  # fmt: skip
 
@@ -267,9 +267,6 @@ async def test_a_map_of_the_past(world: ApiWorld, browse: Browse) -> None:
 async def test_the_past_shows_cordons_and_lost_machines(world: ApiWorld, browse: Browse) -> None:
     """A trigger records each state; the map at a time has the one of that time, and a machine that came later none."""
     now = datetime.now(UTC)
-
-    def minutes_ago(minutes: int) -> str:
-        return f"{now - timedelta(minutes=minutes):%Y-%m-%dT%H:%MZ}"
 
     def at(minutes: int) -> datetime:
         return now - timedelta(minutes=minutes)
