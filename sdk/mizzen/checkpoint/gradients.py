@@ -129,15 +129,24 @@ class FrozenParameters:
 
     def add(self, state: Mapping[str, Any]) -> None:
         """Add what has changed since `begin` to the parts of a state."""
-        for part, (names, refs, before) in self._began.items():
-            now = [before[at] if (one := found()) is None else one.requires_grad for at, found in enumerate(refs)]
-            if now != before and (metadata := getattr(state[part], "_metadata", None)) is not None:
-                changed = {name: new for name, new, old in zip(names, now, before, strict=True) if new != old}
+        for part in self._began:
+            if (changed := self.changed(part)) and (metadata := getattr(state[part], "_metadata", None)) is not None:
                 metadata[""] = {**metadata.get("", {}), _KEY: changed}
 
     def restore(self, part: str, value: Any) -> None:
         """Freeze and unfreeze the parameters of a part's module as they were when `value` was saved."""
-        changed = getattr(value, "_metadata", {}).get("", {}).get(_KEY, {})
+        self.change(part, getattr(value, "_metadata", {}).get("", {}).get(_KEY, {}))
+
+    def changed(self, part: str) -> dict[str, bool]:
+        """Return which parameters of a part are trained now, of those that were frozen or unfrozen since `begin`."""
+        names, refs, before = self._began[part]
+        now = [before[at] if (one := found()) is None else one.requires_grad for at, found in enumerate(refs)]
+        if now == before:
+            return {}
+        return {name: new for name, new, old in zip(names, now, before, strict=True) if new != old}
+
+    def change(self, part: str, changed: Mapping[str, bool]) -> None:
+        """Freeze and unfreeze the parameters of a part that are in `changed`."""
         names, refs, _ = self._began.get(part, ([], [], []))
         for name, found in zip(names, refs, strict=True):
             if name in changed and (parameter := found()) is not None:
