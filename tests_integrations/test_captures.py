@@ -45,3 +45,32 @@ def test_a_transposed_tensor_is_stored_as_it_is(tmp_path: Path) -> None:
     checkpointer.save(2, {"p": {**state, "a": square, "b": square.t()}})
     found = open_checkpoints(tmp_path).load(2).state["p"]
     assert torch.equal(found["b"], square.t()) and torch.equal(found["a"], square)
+
+
+def test_what_a_training_unfreezes_stays_so_after_a_restart(tmp_path: Path) -> None:
+    """As `if epoch == 2: unfreeze(body)`, which a restart at epoch 3 does not execute again."""
+
+    def start(*frozen: str) -> tuple[nn.Sequential, Checkpointer, int]:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 1))
+        for name in frozen:
+            model.get_submodule(name).requires_grad_(False)
+        checkpointer = Checkpointer(tmp_path, interval_s=0)
+        checkpointer.track(model=model)
+        return model, checkpointer, checkpointer.restore()
+
+    def trained(model: nn.Sequential) -> list[str]:
+        return [name for name, one in model.named_parameters() if one.requires_grad]
+
+    model, checkpointer, step = start("0")
+    checkpointer.step(step + 1)
+    model[0].weight.requires_grad_(True)
+    checkpointer.step(step + 2)
+    model, checkpointer, step = start("0")
+    assert (step, trained(model)) == (2, ["0.weight", "1.weight", "1.bias", "2.weight", "2.bias"])
+    checkpointer.step(3)
+    # Another script freezes more: only what the training has changed is restored.
+    model, checkpointer, step = start("0", "1")
+    assert (step, trained(model)) == (3, ["0.weight", "2.weight", "2.bias"])
+    model[0].weight.requires_grad_(False)
+    checkpointer.step(4)
+    assert trained(start("0", "1")[0]) == ["2.weight", "2.bias"]

@@ -1,15 +1,21 @@
-"""Warns if a training accumulates gradients over a checkpoint, because a checkpoint has no gradients."""
+"""What a `state_dict` says nothing about: gradients, and which parameters are trained.
+
+Warns if a training accumulates gradients over a checkpoint, because a checkpoint has no gradients.
+"""
 
 import warnings
 from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any
+from weakref import ref
 
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.tensors import loaded
 
 _MOST = 32
 """Number of parameters of a module that are looked at closely: a step changes all of them."""
+_KEY = "mizzen.requires_grad"
+"""In the metadata of a module's state: the parameters that were frozen or unfrozen, by name."""
 
 
 class TrainingWatch:
@@ -99,3 +105,49 @@ class GradientWatch:
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
+
+
+class FrozenParameters:
+    """Saves and restores which parameters a training has frozen or unfrozen, as by `if epoch == 2: unfreeze(model)`.
+
+    Only changes since the restore are saved, in the metadata of the module's state, so a script may freeze other
+    parameters before its next start.
+    """
+
+    def __init__(self) -> None:
+        self._began: dict[str, tuple[list[str], list[Any], list[bool]]] = {}
+
+    def begin(self, objects: Mapping[str, Any]) -> None:
+        """Remember the parameters of the torch modules among `objects`, as the script has frozen them."""
+        torch = loaded("torch")
+        self._began = {}
+        for part, module in objects.items():
+            if torch is not None and isinstance(module, torch.nn.Module):
+                found = dict(module.named_parameters())
+                began = [one.requires_grad for one in found.values()]
+                self._began[part] = list(found), [ref(one) for one in found.values()], began
+
+    def add(self, state: Mapping[str, Any]) -> None:
+        """Add what has changed since `begin` to the parts of a state."""
+        for part in self._began:
+            if (changed := self.changed(part)) and (metadata := getattr(state[part], "_metadata", None)) is not None:
+                metadata[""] = {**metadata.get("", {}), _KEY: changed}
+
+    def restore(self, part: str, value: Any) -> None:
+        """Freeze and unfreeze the parameters of a part's module as they were when `value` was saved."""
+        self.change(part, getattr(value, "_metadata", {}).get("", {}).get(_KEY, {}))
+
+    def changed(self, part: str) -> dict[str, bool]:
+        """Return which parameters of a part are trained now, of those that were frozen or unfrozen since `begin`."""
+        names, refs, before = self._began[part]
+        now = [before[at] if (one := found()) is None else one.requires_grad for at, found in enumerate(refs)]
+        if now == before:
+            return {}
+        return {name: new for name, new, old in zip(names, now, before, strict=True) if new != old}
+
+    def change(self, part: str, changed: Mapping[str, bool]) -> None:
+        """Freeze and unfreeze the parameters of a part that are in `changed`."""
+        names, refs, _ = self._began.get(part, ([], [], []))
+        for name, found in zip(names, refs, strict=True):
+            if name in changed and (parameter := found()) is not None:
+                parameter.requires_grad_(changed[name])

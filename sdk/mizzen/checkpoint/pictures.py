@@ -46,7 +46,8 @@ def differing(left: Picture, right: Picture) -> list[Difference]:
     """
     values: list[Difference] = []
     tensors: list[Difference] = []
-    for found in differences.between(*_read(left, right)):
+    one, other = _read(left, right)
+    for found in differences.between(one, other):
         name, kind, *path = found.path.split("/")
         if kind == "tree":
             (tensors if name == RNG else values).append(Difference("/".join((name, *path)), found.how))

@@ -8,7 +8,7 @@ from typing import Any
 
 from mizzen.checkpoint import parts, rng
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
-from mizzen.checkpoint.gradients import GradientWatch, TrainingWatch
+from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch, TrainingWatch
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
 from mizzen.checkpoint.refill import Refill
@@ -51,6 +51,7 @@ class Tracked:
         self._modules: dict[str, Any] = {}
         """The tracked objects, without wrappers."""
         self._gradients = GradientWatch()
+        self._frozen = FrozenParameters()
         self._training = TrainingWatch()
         self._held: rng.HeldGenerators | None = None
         """Set when a tracked loader resumes its iteration."""
@@ -86,6 +87,7 @@ class Tracked:
         for begin in _methods(self._modules.values(), "begin_training"):
             begin()
         self._training.begin(self._modules.values())
+        self._frozen.begin(self._modules)
 
     @property
     def objects(self) -> list[Any]:
@@ -137,6 +139,7 @@ class Tracked:
             self._held.is_set = True  # The training has gone on without the loader that waits for its iteration.
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
+        self._frozen.add(state)
         held = self._held
         shared = rng.capture_shared() if held is None or held.is_set else held.state
         return state | {RNG: shared, PROGRESS: self._progress()}
@@ -189,6 +192,9 @@ class Tracked:
             if isinstance(state[name], VerifiedPart):
                 state[name].fill()
         self._training.begin(self._modules.values())
+        self._frozen.begin(self._modules)
+        for name in wanted:
+            self._frozen.restore(name, state[name])
         if RNG in wanted:
             self._hold(state[RNG], wanted)
 

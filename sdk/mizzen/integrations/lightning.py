@@ -33,6 +33,7 @@ except ImportError:
 from mizzen import report
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
 from mizzen.checkpoint.departure import StepAction
+from mizzen.checkpoint.gradients import FrozenParameters
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded
 from mizzen.integrations.torch import ResumableLoader
@@ -41,6 +42,7 @@ _FILE = "lightning.ckpt"
 _RNG = "rng"
 _LOGGED = "logged"
 _STOPS = "stops"
+_FROZEN = "frozen"
 _NEEDED = ("state_dict", "optimizer_states", "loops")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
@@ -63,7 +65,9 @@ def lacks(folder: Path) -> str | None:
 def _after(loop: Any, method: str, call: Callable[[], object] | None) -> None:
     """Make a loop of Lightning call `call` at the end of one of its methods; None: restore the original method."""
     vars(loop).pop(method, None)
-    plain = getattr(loop, method)
+    plain = getattr(loop, method, None)  # The loop over batches has no `on_advance_start`.
+    if plain is None:
+        return
 
     def both(*arguments: Any) -> None:
         plain(*arguments)
@@ -109,6 +113,39 @@ def _go_on_averaging(trainer: Trainer, pl_module: LightningModule) -> None:
         averages = isinstance(callback, StochasticWeightAveraging)
         if averages and callback.swa_start <= trainer.current_epoch <= callback.swa_end:
             callback.on_train_epoch_start(trainer, pl_module)
+
+
+def _begin_resumed_epoch(trainer: Trainer, saved: Path | None) -> None:
+    """Call the hooks `on_train_epoch_start`, which Lightning skips if training resumes within an epoch.
+
+    They set what no checkpoint contains, such as `self.noise = 0.1 * self.current_epoch`. What a checkpoint contains
+    keeps its value: callbacks with a state are not called, and tensors of the module, learning rates and the random
+    generators are put back. `saved`: Lightning's checkpoint.
+    """
+    module = trainer.lightning_module
+    tensors = dict([*module.named_parameters(), *module.named_buffers()])
+    versions = {name: tensor._version for name, tensor in tensors.items()}
+    groups = [(group, dict(group)) for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    generators = rng.capture_shared()
+    module._current_fx_name = "on_train_epoch_start"
+    for callback in trainer.callbacks:
+        kind = type(callback)
+        has_state = (kind.state_dict, kind.on_save_checkpoint) != (Callback.state_dict, Callback.on_save_checkpoint)
+        if not has_state and not isinstance(callback, ResilientCallback):
+            callback.on_train_epoch_start(trainer, module)
+    module.on_train_epoch_start()
+    module._current_fx_name = None
+    rng.restore_shared(generators)
+    for group, before in groups:
+        group.update(before)
+    changed = [name for name, tensor in tensors.items() if tensor._version != versions[name]]
+    if changed and saved is not None and saved.is_file():
+        state = torch.load(saved, map_location="cpu", mmap=True, weights_only=False)
+        # Callbacks that average the weights save the average as the module's state.
+        values = state.get("current_model_state", state["state_dict"])
+        with torch.no_grad():
+            for name in values.keys() & set(changed):
+                tensors[name].copy_(values[name])
 
 
 def _loaders(trainer: Trainer) -> list[Any]:
@@ -180,6 +217,7 @@ class ResilientCallback(Callback):
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._loaded: Loaded | None = None
         self._sums: dict[str, Any] = {}
+        self._frozen = FrozenParameters()
         self._step = 0
 
     def latest(self) -> str | None:
@@ -205,6 +243,8 @@ class ResilientCallback(Callback):
         # plateau schedule, which would be missing in a training that resumes from a checkpoint of a hook.
         _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
         _after(trainer.fit_loop, "on_advance_end", partial(self._act, trainer))
+        _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer))
+        self._frozen.begin({_FROZEN: pl_module})
         _go_on_averaging(trainer, pl_module)
         for loader in _loaders(trainer):
             if not callable(getattr(loader, "load_state_dict", None)):
@@ -221,6 +261,7 @@ class ResilientCallback(Callback):
             self._sums = logged["sums"] if trainer.fit_loop.restarted_mid_epoch else {}
             # Lightning does not save that a callback, such as EarlyStopping, has stopped the training.
             trainer.should_stop = trainer.should_stop or self._loaded.state[_STOPS]
+            self._frozen.change(_FROZEN, self._loaded.state.get(_FROZEN, {}))
             _restore_generators(trainer, self._loaded.state[_RNG])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -248,8 +289,13 @@ class ResilientCallback(Callback):
         """Put back Lightning's own methods."""
         del pl_module
         for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop):
-            for method in ("on_advance_end", "on_run_start"):
+            for method in ("on_advance_start", "on_advance_end", "on_run_start"):
                 _after(loop, method, None)
+
+    def _start_epoch(self, trainer: Trainer) -> None:
+        _after(trainer.fit_loop, "on_advance_start", None)  # Only the first epoch of a process is a resumed one.
+        if trainer.fit_loop.restarted_mid_epoch:
+            _begin_resumed_epoch(trainer, None if self._loaded is None else self._loaded.folder / _FILE)
 
     def _end_step(self, trainer: Trainer) -> None:
         # Within a step that accumulates several batches there are gradients, which no checkpoint contains.
@@ -276,6 +322,7 @@ class ResilientCallback(Callback):
                     self.files.checkpointer.not_saved(self._step, error)
                 else:
                     extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer), _STOPS: trainer.should_stop}
+                    extra[_FROZEN] = self._frozen.changed(_FROZEN)
                     self.files.save(self._step, Path(folder), extra)
         if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()
