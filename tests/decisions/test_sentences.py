@@ -44,6 +44,14 @@ SENTENCES = [
     ),
     *(
         (
+            ReasonCode.MOVED,
+            {"from": ["m1"], "to": ["m2", "m3"], "freed": freed},
+            f"moved from m1 to m2, m3, so that {said} free; it continues from its checkpoint",
+        )
+        for freed, said in ((1, "1 whole machine becomes"), (2, "2 whole machines become"))
+    ),
+    *(
+        (
             ReasonCode.OUTPUTS_NOT_STORED,
             {"name": "model", "task": "a/0", "why": "out does not exist", "more": more},
             f"output model of task a/0 was not stored: out does not exist{said}",

@@ -51,7 +51,7 @@ def test_a_workload_whose_new_machine_ends_is_queued() -> None:
             transitions = run.simulator.transitions
             booking = transitions.states[3].booking
             assert booking is not None
-            transitions.interrupt("east", booking[0].jobs[0].machines[0][0])
+            transitions.interrupt(event.at_s, "east", booking[0].jobs[0].machines[0][0])
 
     run = Run(pieces(1), POLICIES["global"], follow=follow)
     run.go()
