@@ -17,7 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 ARGS ?=
 SUITE ?=
 
-.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances chaos-slurm chaos-kubernetes properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-gaming experiment-pools experiment-reclaim clean damaged-trees
+.PHONY: setup demo demo-bursting demo-lending serve-demo serve-demo-faults spot-fleets spot-clock clean-clone test test-all test-failed test-console test-isolation test-slurm test-kubernetes test-integrations test-gpu test-deploy test-container lint docs changelog format lock chaos chaos-copies chaos-instances chaos-slurm chaos-kubernetes properties kill-loops kill-scripts bench size bench-skypilot experiment experiment-gaming experiment-pools experiment-reclaim clean damaged-trees
 
 setup: $(VENV)/.ready
 
@@ -95,6 +95,10 @@ test-failed: setup
 test-all: setup
 	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
 	@MIZZEN_EXAMPLES=1 $(PYTEST) --timeout 3600 $(ARGS)
+
+# From a clean clone to a workload that a form in the console has submitted, in less than three minutes.
+clean-clone: setup
+	@$(BIN)/python -m rigs.clean_clone
 
 # The console in a browser: Debian's package chromium.
 test-console: setup

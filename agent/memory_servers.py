@@ -9,9 +9,9 @@ tasks, in cgroups of its own, and continues while the agent is away. In the mach
     memory/WORKLOAD/server.lock    held and written by the server: its pid
     memory/WORKLOAD/server.json    its limit, cgroups, and a digest of the token of the run
 
-Tasks see the folder of their workload only. The server ends with the workload: at once if the workload succeeds or is
-cancelled, else `AgentConfig.keep_memory_s` after its last attempt on this machine, or when another workload needs the
-memory, or the owner takes the machine.
+Tasks see the folder of their workload only. The server ends with the workload (`StopNode.ends`), else
+`AgentConfig.keep_memory_s` after its last attempt on this machine, or when another workload needs the memory, or the
+owner takes the machine.
 """
 
 import asyncio

@@ -113,7 +113,8 @@ def _paths(rows: ConsoleRows, service: str) -> list[str]:
     running, waiting = (f"wl-{number:016d}" for number in (rows.finished, rows.finished + rows.machines * 9 // 10))
     return [
         "", "/queue", f"/queue?after={rows.waiting // 2}", "/workloads", "/workloads?phase=live&tenant=vision",
-        "/workloads?phase=failed", "/workloads?label=team%3Dspeech", f"/workloads/{running}", f"/workloads/{waiting}",
+        "/workloads?phase=failed", "/workloads?phase=failed&tenant=robotics", "/workloads?phase=running",
+        "/workloads?name=bert-12", "/workloads?label=team%3Dspeech", f"/workloads/{running}", f"/workloads/{waiting}",
         f"/workloads/{running}/logs", f"/workloads/{running}/logs?contains=line+7", "/workloads/bulk?phase=live",
         "/fleet", "/fleet/east", f"/fleet/east/past?at={_HOUR_AGO}", "/machines/east/east-1/m-00000", "/tenants",
         "/services", f"/services/{service}", "/tables", "/capacity", "/lending",
@@ -152,7 +153,7 @@ def _scans(engine: Engine, statements: dict[str, Any]) -> list[str]:
     with engine.connect() as connection:
         connection.exec_driver_sql("set statement_timeout = '60s'")
         for statement, given in statements.items():
-            if statement.lstrip()[:6].lower() in ("select", "with h", "with r"):
+            if statement.lstrip()[:6].lower() in ("select", "with h", "with r", "with m", "with a"):
                 plan = connection.exec_driver_sql(f"explain {statement}", given).scalars().all()
                 tables = [name for name in _LARGE if any(f"Seq Scan on {name} " in line for line in plan)]
                 if tables:
@@ -236,9 +237,13 @@ def measure(rows: ConsoleRows, say: Callable[[str], None]) -> Iterator[Figure]:
 
 def _open_pages(settings: Settings, engine: Engine) -> Iterator[Figure]:
     with engine.connect() as connection:
-        workload = connection.exec_driver_sql("select id from workload where phase = 'running' limit 1").scalar_one()
-    found = shares(engine, settings, _KEY, ("/", "/queue", f"/workloads/{workload}"), workload)
-    found = {name.replace(workload, "ID"): value for name, value in found.items()}
+        workload, waiting = (
+            connection.exec_driver_sql(f"select id from workload where phase = '{phase}' limit 1").scalar_one()
+            for phase in ("running", "pending")
+        )
+    paths = ("/", "/queue", f"/workloads/{workload}", f"/workloads/{waiting}")
+    found = shares(engine, settings, _KEY, paths, workload)
+    found = {name.replace(workload, "RUNNING").replace(waiting, "WAITING"): value for name, value in found.items()}
     pages = [name for name in found if name.endswith("fetches")]
     for number, name in ((7, "idle"), (8, "busy")):
         mine = {one: value for one, value in found.items() if one.startswith(name)}

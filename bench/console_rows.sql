@@ -19,6 +19,10 @@ select format('%s/%s-%s/m-%s', r, r, c, lpad(n::text, 5, '0')), r, r || '-' || c
        'sandbox', case when n % 211 = 17 then now() - interval '3 minutes' end, false
 from (select n, (cast(:regions as text[]))[1 + n % 3] as r, 1 + (n / 3) % 4 as c
       from generate_series(0, cast(:machines as bigint) - 1) as n) as m;
+insert into machine_change (machine, since, state, is_closed)
+select id, now() - interval '30 days', 'ready', false from machine
+union all select id, now() - interval '3 minutes', state, cordon is not null from machine
+where state = 'lost' or cordon is not null;
 
 -- named
 create temporary table named on commit drop as

@@ -6,13 +6,14 @@ from urllib.parse import quote
 
 from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
+from sqlalchemy.orm import Session
 
 from api.auth import Caller, Operator, Role, Viewer
 from api.fleet import machines
 from api.fleet.machines import CordonBody, get_machine, list_machines
 from api.fleet.regions import get_region
-from api.fleet.slots import slots_by_cluster, slots_by_region, slots_of_machines, slots_of_tenants, terms_of_machines
-from api.people.tenants import list_tenants
+from api.fleet.slots import slots_by_cluster, slots_by_region, slots_now
+from api.people.tenants import tenant_names
 from api.problems import not_found
 from api.routing import Router
 from api.state import ApiState, StateOf
@@ -99,27 +100,28 @@ def _map(state: ApiState, caller: Caller, region: str, by: Subject) -> RegionMap
     return PICTURES.get((region, audience, by), lambda: _content(state, caller, region, by))
 
 
-def tenants_of(state: ApiState, caller: Caller) -> list[str]:
+def tenants_of(session: Session, caller: Caller) -> list[str]:
     """Returns the names of the tenants, in the order of their colours; empty for a key with a tenant."""
-    return [] if caller.tenant is not None else [one.name for one in list_tenants(state, caller).items]
+    return [] if caller.tenant is not None else tenant_names(session)
+
+
+def own_tenant(caller: Caller) -> list[str]:
+    """Returns the tenant of a key; empty: the key has none."""
+    return [] if caller.tenant is None else [caller.tenant]
 
 
 def _content(state: ApiState, caller: Caller, region: str, by: Subject) -> MapContent:
     if by in _TERMS:
         with state.transaction() as session:
-            terms = terms_of_machines(session, region)
-            rows = [one for one in slots_of_machines(session, region) if one.id in terms]
-        return _TERMS[by](rows, terms)
-    tenants = tenants_of(state, caller) if by == "tenant" else []
+            return _TERMS[by](slots_now(session, region, with_terms=True))
     with state.transaction() as session:
-        rows = slots_of_machines(session, region)
-        has_owners = by == "tenant" or caller.tenant is not None
-        own = slots_of_tenants(session, region, caller.tenant) if has_owners else []
+        tenants = tenants_of(session, caller) if by == "tenant" else []
+        machines = slots_now(session, region, tenants or own_tenant(caller))
     legend = [(COLOURS[use], label) for use, label in LABELS.items() if not (tenants and use is SlotUse.HELD)]
     if caller.tenant is not None:
         legend.insert(1, (COLOURS[SlotUse.OWN], f"held by {caller.tenant}"))
     legend += [(TENANT_COLOURS[n % len(TENANT_COLOURS)], name) for n, name in enumerate(tenants)]
-    return MapContent(grid_of(rows), uses_of(rows, own, tenants), legend)
+    return MapContent(machines, uses_of(machines, tenants), legend)
 
 
 @router.get("/fleet/{region}/at")
@@ -127,9 +129,10 @@ def find_on_map(request: Request, region: str, state: StateOf, _: Viewer) -> Res
     """Goes to the machine at the point of the map that was clicked, which the browser sends as `?x,y`."""
     point = _POINT.fullmatch(request.url.query)
     with state.transaction() as session:
-        rows = slots_of_machines(session, region)
-    machine = None if point is None else grid_of(rows).machine_at(int(point[1]), int(point[2]))
-    return RedirectResponse(f"{TOP}/fleet/{quote(region)}" if machine is None else f"{TOP}/machines/{machine}", 303)
+        machines = slots_now(session, region)
+    found = None if point is None else grid_of(machines).machine_at(int(point[1]), int(point[2]))
+    path = f"fleet/{quote(region)}" if found is None else f"machines/{machines.ids[found]}"
+    return RedirectResponse(f"{TOP}/{path}", 303)
 
 
 @router.get(_PATH)

@@ -21,6 +21,7 @@ from api.services.routes import list_services, show_service
 from api.services.traffic import list_traffic
 from api.services.views import ServiceReplicaView
 from api.state import StateOf
+from api.workloads.workload_queries import names_of
 from console.cookies import Form
 from console.curves import traffic_charts
 from console.pages import TOP, page, temporal_link
@@ -101,9 +102,12 @@ def show_one_service(request: Request, id: str, state: StateOf, caller: Viewer) 
     found = show_service(id, state, caller)
     charts = traffic_charts(list_traffic(found.id, state, caller, minutes=_MINUTES).items)
     temporal = temporal_link(state, caller, service_workflow_id(found.id))
+    with state.transaction() as session:
+        names = names_of(session, caller, [one.workload for one in found.replicas])
     return page(
-        request, "service.html", service=found, charts=charts, temporal=temporal, counts=_by_place(found.replicas)
-    )
+        request, "service.html", service=found, charts=charts, temporal=temporal, counts=_by_place(found.replicas),
+        names=names,
+    )  # fmt: skip
 
 
 def _by_place(replicas: Sequence[ServiceReplicaView]) -> list[tuple[int, str, str, int, int]]:

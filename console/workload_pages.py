@@ -15,7 +15,7 @@ from api.problems import HttpProblem, invalid
 from api.routing import Router
 from api.state import StateOf
 from api.streams.events import newest_events
-from api.streams.log_choice import LogQuery
+from api.streams.log_choice import MAX_TAIL, LogQuery
 from api.streams.logs import read_logs
 from api.workloads import actions
 from api.workloads.queue import why
@@ -26,6 +26,7 @@ from api.workloads.views import WorkloadView
 from api.workloads.workload_queries import names_of
 from console.cookies import Form
 from console.curves import progress_charts
+from console.log_cuts import cut_tasks, whole_elements
 from console.pages import TOP, page, temporal_link
 from console.timeline import timeline
 from domain.ids import workload_workflow_id
@@ -40,6 +41,8 @@ _LOG_LINES = 500
 _LOG_BYTES = 1 << 18
 _MOST_BYTES = 2 * _LOG_BYTES
 """With what is written while the page is made, and the lines that say that others are left out."""
+_ALL_ELEMENTS = 1 << 31
+"""Above all indexes of elements."""
 _EXAMPLE = """version: 1
 name: hello
 tenant: {tenant}
@@ -206,20 +209,32 @@ async def show_logs(
     task: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
     attempt: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
     contains: Filter = "",
+    older: Annotated[int, Query(ge=0, le=MAX_TAIL - _LOG_LINES)] = 0,
+    before: Annotated[int | None, Query(ge=0, le=_ALL_ELEMENTS)] = None,
 ) -> Response:
-    """Shows the last lines of each task's output; with a text, the last lines that contain it."""
+    """Shows the last lines of each task's output; with a text, the last lines that contain it.
+
+    `older`: leaves out so many of the newest lines. Of an array, the elements with the highest indexes are shown, the
+    highest first; `before`: only those with lower indexes.
+    """
     workload = await run_in_threadpool(get_workload, id, state, caller)
     query = LogQuery(
         job=job or None, task=int(task) if task else None, attempt=int(attempt) if attempt else None,
         contains=contains or None, tail=_LOG_LINES,
     )  # fmt: skip
     # Lines of an array come element by element; `read` bounds how many elements are read.
-    stream = await read_logs(id, state, caller, query, None if workload.array else _LOG_BYTES)
+    first = (before if before is not None else _ALL_ELEMENTS) if workload.array else None
+    stream = await read_logs(id, state, caller, query, tail_bytes=_LOG_BYTES, skip=older, before=first)
     content, is_all = await stream.read(_LOG_BYTES if workload.array else _MOST_BYTES)
+    text, following = content.decode("utf-8", "replace"), None
+    if workload.array and not is_all:
+        text, following = whole_elements(text, workload.name)
+    cut = [] if workload.array or contains else cut_tasks(text, _LOG_LINES)
     filters = {"job": job, "task": task, "attempt": attempt, "contains": contains}
     return await run_in_threadpool(
         partial(
-            page, request, "logs.html", workload=workload, text=content.decode("utf-8", "replace"), is_all=is_all,
-            filters=filters, lines=_LOG_LINES, kib=_LOG_BYTES >> 10,
+            page, request, "logs.html", workload=workload, text=text, filters=filters, lines=_LOG_LINES, cut=cut,
+            kib=_LOG_BYTES >> 10, older=older, before=before, following=following,
+            oldest=MAX_TAIL - _LOG_LINES,
         )
     )  # fmt: skip

@@ -100,6 +100,7 @@ class ReasonCode(StrEnum):
     GPU_FAULT = "gpu_fault"
     # The state of an instance, and why it ended.
     LAUNCHING = "launching"
+    LAUNCH_UNCONFIRMED = "launch_unconfirmed"
     PENDING_AT_PROVIDER = "pending_at_provider"
     AWAITING_AGENT = "awaiting_agent"
     JOINED = "joined"
@@ -111,6 +112,7 @@ class ReasonCode(StrEnum):
     PROVIDER_QUOTA = "provider_quota"
     LAUNCH_REQUEST_REFUSED = "launch_request_refused"
     NO_OFFER = "no_offer"
+    PROVIDER_SILENT = "provider_silent"
     NEVER_JOINED = "never_joined"
     NOT_AT_PROVIDER = "not_at_provider"
     ENDED_AT_PROVIDER = "ended_at_provider"
@@ -308,6 +310,7 @@ _SENTENCES: dict[ReasonCode, str] = {
         "GPU {slot} ({gpu}) has failed: {error}; `mizzen machines uncordon` after it was reset or replaced"
     ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
+    ReasonCode.LAUNCH_UNCONFIRMED: "{provider} has not confirmed the launch, which is repeated: {words}",
     ReasonCode.PENDING_AT_PROVIDER: (
         "{provider} has accepted the launch and has not started the machine: {words}"
         "{starts_at:?; it expects to start it at {starts_at}}"
@@ -328,6 +331,9 @@ _SENTENCES: dict[ReasonCode, str] = {
         f"{{provider}} refused to launch {{machine_type}} ({{kind}}) in {{zone}}: {{words}}{_AGAIN}"
     ),
     ReasonCode.NO_OFFER: "no provider offers machines that pool {pool} may use in region {region}",
+    ReasonCode.PROVIDER_SILENT: (
+        "pool {pool} launches nothing in region {region} until provider {provider} answers: {words}"
+    ),
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
     ReasonCode.ENDED_AT_PROVIDER: "{provider} says that its machine has ended: {words}",
     ReasonCode.LEFT_AT_PROVIDER: "{provider} wants its machine to be left: {words}",

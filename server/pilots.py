@@ -3,18 +3,21 @@
 The agents run as this user and connect to the gateway with a machine's key. An operator of the cluster is not needed.
 """
 
+import re
 import secrets
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from domain.units import parse_duration_s, parse_size_bytes
+from infra.errors import MizzenError
 from mizzen.cli.printer import Column, emit_list, say
 from mizzen_client.cli import formats
 from mizzen_client.cli.session import Commands, Session, finish
@@ -24,7 +27,11 @@ from server.options import FILE, included, option, takes
 if TYPE_CHECKING:
     from capacity.providers.slurm import SlurmProvider
 
+T = TypeVar("T")
 _PREFIX = "pilot-"
+_NODE = ("cpus", "memory", "gpus", "gpu_type", "gres")
+"""The options of jobs that describe a node."""
+_SETTING = re.compile(r"^(?:partitions\.jobs\.|machine_types\.node\.)?(?P<name>[a-z_]+)(?=:)")
 _QUEUED_S = 7 * 86400
 """How long a job may wait in Slurm's queue: the key is valid for this time plus the job's time limit."""
 _FOLDER = Path("~/.mizzen/pilots")
@@ -39,11 +46,22 @@ _COLUMNS = (
 )
 
 
-def _duration(_: click.Context, _parameter: click.Parameter, value: str) -> float:
-    try:
-        return parse_duration_s(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Parameter, str], T]:
+    """Returns an option callback that parses the value."""
+
+    def checked(_: click.Context, _parameter: click.Parameter, value: str) -> T:
+        try:
+            return parse(value)
+        except ValueError as error:
+            raise click.BadParameter(f"{value}: {error}") from None
+
+    return checked
+
+
+def _address(text: str) -> str:
+    if re.fullmatch(r"[^\s:]+:[0-9]{1,5}|\[[0-9A-Fa-f:]+\]:[0-9]{1,5}", text) is None:
+        raise ValueError("must be HOST:PORT, such as gateway.example.org:7443")
+    return text
 
 
 @dataclass(frozen=True)
@@ -51,9 +69,13 @@ class PilotJobOptions:
     """The options of `sbatch`, and the resources of a job."""
 
     partition: str = option(required=True, help="Slurm's partition.")
-    time_s: float = option("--time", default="4h", callback=_duration, help="Time limit of the jobs, such as 4h.")
+    time_s: float = option(
+        "--time", default="4h", callback=_parsed(parse_duration_s), help="Time limit of the jobs, such as 4h."
+    )
     cpus: int = option(default=1, type=click.IntRange(min=1), show_default=True, help="CPUs of each job.")
-    memory: str = option(default="4GiB", show_default=True, help="Memory of each job.")
+    memory: int = option(
+        type=str, default="4GiB", callback=_parsed(parse_size_bytes), show_default=True, help="Memory of each job."
+    )
     gpus: int = option(default=0, type=click.IntRange(0, 62), help="GPUs of each job.")
     gpu_type: str | None = option(help="GPU type as in workload documents, such as a100.")
     gres: str | None = option(help="Value of --gres of sbatch (default: gpu:N).")
@@ -71,7 +93,10 @@ class PilotOptions:
     slurm: bool = option(is_flag=True, required=True, help="The jobs are Slurm's.")
     nodes: int = option(required=True, type=click.IntRange(1, 1000), help="Number of jobs; each is one machine.")
     region: str = option(required=True, help="The region that the machines join.")
-    gateway: str = option(required=True, envvar="MIZZEN_GATEWAY", metavar="HOST:PORT", help="Address of the gateway.")
+    gateway: str = option(
+        required=True, envvar="MIZZEN_GATEWAY", metavar="HOST:PORT", callback=_parsed(_address),
+        help="Address of the gateway.",
+    )  # fmt: skip
     gateway_ca: Path | None = option(type=FILE, envvar="MIZZEN_GATEWAY_CA", help="Its CA certificate.")
     tenant: str | None = option(help="The tenant (default: that of the API key).")
     address: str = option(default="$(hostname -f)", show_default=True, help="Address at which nodes reach each other.")
@@ -127,7 +152,6 @@ def stop(session: Session, names: tuple[str, ...], every: bool, tenant: str | No
 
 def _start(session: Session, given: PilotOptions) -> None:
     from capacity.provider import LaunchRefused, LaunchRequest, ProviderUnavailable
-    from infra.errors import MizzenError
 
     provider = _provider(given)
     (offer,) = provider.offers()
@@ -147,7 +171,8 @@ def _start(session: Session, given: PilotOptions) -> None:
 
 def _rows(session: Session, tenant: str | None) -> list[dict[str, Any]]:
     """Returns this user's jobs and the tenant's pilots, joined by their names."""
-    jobs = {found.instance: found for found in _provider().describe()}
+    with _asking_slurm():
+        jobs = {found.instance: found for found in _provider().describe()}
     known = {pilot["machine"].rpartition("/")[2]: pilot for pilot in session.client.pilots(tenant)}
     rows = []
     for name in sorted({*jobs, *known}):
@@ -174,7 +199,8 @@ def _instant(at_s: float) -> str:
 
 def _stop(session: Session, names: Sequence[str], tenant: str | None) -> int:
     provider = _provider()
-    jobs = {found.instance: found.native_id for found in provider.describe() if found.ended is None}
+    with _asking_slurm():
+        jobs = {found.instance: found.native_id for found in provider.describe() if found.ended is None}
     known = {pilot["machine"].rpartition("/")[2]: pilot["machine"] for pilot in session.client.pilots(tenant)}
     code = 0
     for name in names or sorted({*jobs, *known}):
@@ -184,7 +210,8 @@ def _stop(session: Session, names: Sequence[str], tenant: str | None) -> int:
         if name in known:
             session.client.stop_pilot(known[name].partition("/")[0], name, tenant)
         if name in jobs:
-            provider.terminate(jobs[name])
+            with _asking_slurm():
+                provider.terminate(jobs[name])
     return code
 
 
@@ -208,8 +235,7 @@ def _provider(given: PilotOptions | None = None) -> "SlurmProvider":
         of = given.job
         names = "partition", "time_s", "account", "qos", "constraint", "reservation", "exclude"
         body["partitions"] = {"jobs": {name: getattr(of, name) for name in names}}
-        node = {name: getattr(of, name) for name in ("cpus", "gpus", "gpu_type", "gres")}
-        body["machine_types"] = {"node": {**node, "memory": parse_size_bytes(of.memory)}}
+        body["machine_types"] = {"node": {name: getattr(of, name) for name in _NODE}}
         ca = [] if given.gateway_ca is None else ["--temporal-ca", str(given.gateway_ca.resolve())]
         mizzen = str(Path(sys.argv[0]).absolute())  # This command: nodes see the home folder, too.
         agent = shlex.join([mizzen, "agent", "--temporal", given.gateway, *ca])
@@ -219,4 +245,19 @@ def _provider(given: PilotOptions | None = None) -> "SlurmProvider":
     try:
         return SlurmProvider("slurm", SettingsOf.model_validate(body), "pilots")
     except ValidationError as error:
-        raise ConfigurationError("; ".join(problem_lines(SettingsOf, error))) from None
+        lines = (_SETTING.sub(_option_of, line) for line in problem_lines(SettingsOf, error))
+        raise ConfigurationError("; ".join(lines)) from None
+
+
+def _option_of(setting: re.Match[str]) -> str:
+    return "--" + setting["name"].removesuffix("_s").replace("_", "-")
+
+
+@contextmanager
+def _asking_slurm() -> Iterator[None]:
+    from capacity.provider import ProviderUnavailable
+
+    try:
+        yield
+    except ProviderUnavailable as error:
+        raise MizzenError(str(error)) from None

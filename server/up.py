@@ -142,7 +142,8 @@ def _show(stack: EmbeddedStack, isolation: FleetIsolation) -> None:
     _say(f"  API        {stack.api_url}  (docs: {stack.api_url}/docs)")
     if stack.ui_url:
         _say(f"  Temporal   {stack.ui_url}")
-    _say(f"  isolation  {isolation}")
+    if machines:
+        _say(f"  isolation  {isolation}")
     _say(f"  logs       {stack.data_dir / 'run' / 'log'}")
     _say(f"  first use  mizzen login {stack.api_url} --key - < {key_file}")
     _say("Ctrl-C saves workloads and stops mizzen; they continue at the next `mizzen up` with the same folder.")

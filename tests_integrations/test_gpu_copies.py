@@ -11,6 +11,7 @@ from mizzen.checkpoint import Checkpointer, CheckpointSettings, open_checkpoints
 from mizzen.checkpoint.gpu_copies import GpuCopies
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.module_layout import ModuleLayout
+from mizzen.checkpoint.pictures import differing, picture
 
 MIB = 1 << 20
 
@@ -63,6 +64,17 @@ def test_the_file_is_that_of_a_plain_copy(device: str, gpu_copy_bytes: int) -> N
         encoder.finish()
         assert content(chunks) == expected
         assert all(encoder.owns(chunk) for chunk in chunks if len(chunk) > 200_000)
+
+
+def test_a_picture_of_tensors_on_a_gpu_is_that_of_their_copies(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`verify=True` compares the restored state, on the GPU, with the loaded one; it copies samples only."""
+    state = {"state": state_of(device)}
+    seen = picture(state)
+    kind, chunks = parts.encode("state", state["state"])
+    loaded = parts.decode(kind, bytearray(content(chunks)), name="state")
+    monkeypatch.setattr(tensors, "is_on_gpu", lambda _: False)
+    assert len(seen["state"]["tensors"]) > 300
+    assert differing(seen, picture({"state": loaded})) == []
 
 
 @pytest.mark.parametrize("gpu_copy_bytes", [0, 64 * MIB])

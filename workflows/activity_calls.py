@@ -1,6 +1,7 @@
 """Helpers that run activities, with the timeouts and retry policies of each kind of activity."""
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -20,6 +21,8 @@ _STOP_S = 120.0
 """How long one attempt to stop tasks may take beyond their grace period."""
 _STOP_TRIES = 2
 """Time limit of stopping tasks on a machine, in multiples of the longest duration of one attempt."""
+_FREED_S = 60.0
+"""How long an agent that should end a memory server may be silent."""
 
 _FOR_EVER = RetryPolicy(
     initial_interval=timedelta(milliseconds=200), backoff_coefficient=2.0, maximum_interval=timedelta(seconds=10)
@@ -97,6 +100,13 @@ async def stop_node(machine: str, stop: StopNode, *, lost_after_s: float, heartb
         heartbeat_timeout=timedelta(seconds=heartbeat_timeout_s),
     )
     return outcome
+
+
+async def free_memory(machines: Collection[str], workload_id: str, attempt: int) -> None:
+    """Ends the memory servers of a workload that has ended. Where an agent is silent, it ends them later by itself."""
+    stop = StopNode(workload_id, attempt, 0.0, ends=True)
+    stops = (stop_node(one, stop, lost_after_s=_FREED_S, heartbeat_timeout_s=_FREED_S) for one in machines)
+    await asyncio.gather(*stops, return_exceptions=True)
 
 
 def give_up(work: asyncio.Future[Any]) -> None:

@@ -135,6 +135,16 @@ class AttemptRun:
         self.gang = GangTasks(self._state.workload_id, self._state.attempt, self._known)
         return self.gang, self._known
 
+    def held_on(self, end: Ending) -> list[str]:
+        """Returns the machines that may hold checkpoints of the workload in memory after this attempt, sorted.
+
+        Where all tasks have succeeded, the agent has ended the memory server by itself.
+        """
+        plan = self._known
+        own = set() if plan is None or not plan.holds_memory else {node.machine for node in plan.nodes}
+        before = set(self._state.held_on)
+        return sorted(before - own if end.phase is Phase.SUCCEEDED else before | own)
+
     @property
     def _plan(self) -> LaunchPlan:
         assert self._known is not None

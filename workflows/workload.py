@@ -14,7 +14,7 @@ with workflow.unsafe.imports_passed_through():
     from domain.protocol.workload_messages import MessageKind, WorkloadMessage
     from domain.protocol.workloads import TASKS_MAY_RUN, ReleaseRequest, WorkloadInput
     from domain.reasons import ReasonCode
-    from workflows.activity_calls import record, show_in_temporal, type_of
+    from workflows.activity_calls import free_memory, record, show_in_temporal, type_of
     from workflows.attempt import AttemptRun, transition
     from workflows.flushes import PendingSaves
     from workflows.inbox import Inbox
@@ -50,6 +50,7 @@ class WorkloadWorkflow:
             show_in_temporal(phase=end.phase.value, reason=end.reason.code.value)
             if end.phase in TERMINAL_PHASES:
                 await self._flushes.ended()
+                await free_memory(self._state.held_on, self._state.workload_id, self._state.attempt)
                 await workflow.wait_condition(workflow.all_handlers_finished)
                 return end.phase.value
             info = workflow.info()
@@ -103,6 +104,7 @@ class WorkloadWorkflow:
             await attempt.settle()
             end = self._final(unless_completed(end, await gang.result(), plan))
             await self._try_release(attempt, end)
+        self._state.held_on = attempt.held_on(end)
         self._state.preemptions += end.reason.code in PREEMPTIONS
         self._state.losses += end.reason.code == ReasonCode.MACHINE_LOST
         return end

@@ -67,6 +67,11 @@ class InstanceActivities:
                 record_refusal(session, ref.instance, request.offer, refused)
             return False
         except ProviderUnavailable as error:
+            detail = {"provider": request.offer.provider, "words": str(error)}
+            with transaction(self._engine) as session:
+                row = session.get_one(InstanceRow, ref.instance, with_for_update=True)
+                if row.native_id is None:
+                    row.reason = Reason(ReasonCode.LAUNCH_UNCONFIRMED, detail).to_json()
             raise ApplicationError(str(error), type="ProviderUnavailable") from None
         with transaction(self._engine) as session:
             row = session.get_one(InstanceRow, ref.instance, with_for_update=True)

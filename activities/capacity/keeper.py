@@ -5,6 +5,7 @@ is acted on only if the next round finds it again. A round writes only rows, wit
 So it may be killed at any moment, and Temporal may lose its state.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -74,6 +75,7 @@ class PoolKeeper:
         if self._providers.keys() <= {STATIC} and not await in_thread(self._has_work):
             return []
         offers: list[Offer] = []
+        silent: list[tuple[Offer, str]] = []
         failures: list[str] = []
         for name, provider in self._providers.items():
             try:
@@ -86,11 +88,12 @@ class PoolKeeper:
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
                 failures.append(f"provider {name}: {error}")
+                silent += [(offer, str(error)) for offer in await in_thread(_offers, provider)]
             except Exception as error:  # A fault in one provider must not affect the machines of other providers.
                 _log.exception("provider %s; trying again", name)
                 failures.append(f"provider {name}: {error}")
         await in_thread(self._end_away)
-        await in_thread(self._pools.round, offers)
+        await in_thread(self._pools.round, offers, silent)
         await self._start_missing_workflows()
         for machine in await in_thread(self._machines_of_gone):
             await self._forget(machine)
@@ -213,6 +216,13 @@ class PoolKeeper:
         ended = select(ServiceRow.id).where(ServiceRow.ended_at.is_not(None))
         with transaction(self._engine) as session:
             session.execute(delete(Cluster).where(Cluster.service.in_(ended), ~select(Machine.id).where(here).exists()))
+
+
+def _offers(provider: Provider) -> Sequence[Offer]:
+    """Returns the offers of a provider that does not answer, as far as they are known without it."""
+    with contextlib.suppress(ProviderUnavailable):
+        return provider.offers()
+    return ()
 
 
 def _lost(session: Session, instance: str, reason: Reason, ended: str | None = None) -> None:

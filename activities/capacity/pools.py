@@ -38,8 +38,11 @@ class Pools:
         self._settings = settings.capacity
         self._queue = published_queue.Newest()
 
-    def round(self, offers: Sequence[Offer]) -> None:
-        """Sizes all pools in one transaction. `offers` are the offers of all providers that answer."""
+    def round(self, offers: Sequence[Offer], silent: Sequence[tuple[Offer, str]] = ()) -> None:
+        """Sizes all pools in one transaction.
+
+        `offers` are the offers of all providers that answer. `silent` are those of the others, with the errors.
+        """
         with transaction(self._engine) as session:
             refused = recently_refused(session, self._settings.refused_pause_s)
             rows = session.scalars(select(PoolRow).order_by(PoolRow.region, PoolRow.name).with_for_update()).all()
@@ -50,7 +53,7 @@ class Pools:
             todo = plan_round(pools, instances, shortages, offers, refused)
             for row in rows:
                 pool = pools[row.region, row.name]
-                reason = _reason(pool, todo.lacks.get(pool.key), offers, refused)
+                reason = _reason(pool, todo.lacks.get(pool.key), offers, refused, silent)
                 if row.reason != reason:
                     row.reason = reason
             for one in (one for all_ in instances.values() for one in all_):
@@ -71,15 +74,26 @@ class Pools:
 
 
 def _reason(
-    pool: Pool, lacks: Changes | None, offers: Sequence[Offer], refused: Mapping[OfferKey, Reason]
+    pool: Pool,
+    lacks: Changes | None,
+    offers: Sequence[Offer],
+    refused: Mapping[OfferKey, Reason],
+    silent: Sequence[tuple[Offer, str]],
 ) -> dict[str, Any] | None:
-    """Returns why a pool stays below its size or buffer; None: it does not."""
-    if lacks is None:
+    """Returns why a pool stays below its size or buffer, or cannot grow; None: it does not, or can."""
+    fitting = [offer for offer in offers if pool.takes(offer)]
+    refusals = [refused[offer.key] for offer in fitting if offer.key in refused]
+    if pool.most and not fitting:
+        for offer, words in silent:
+            if pool.takes(offer):
+                detail = {"pool": pool.name, "region": pool.region, "provider": offer.provider, "words": words}
+                return Reason(ReasonCode.PROVIDER_SILENT, detail).to_json()
+    cannot_grow = pool.max_size is not None and len(refusals) == len(fitting) > 0
+    if lacks is None and not cannot_grow:
         return None
-    if not lacks.offered:
+    if lacks is not None and not lacks.offered:
         return Reason(ReasonCode.NO_OFFER, {"pool": pool.name, "region": pool.region}).to_json()
-    (newest, *_) = (refused[offer.key] for offer in offers if pool.takes(offer) and offer.key in refused)
-    return newest.to_json()
+    return refusals[0].to_json()
 
 
 def request_instance(session: Session, pool: Pool, offer: Offer, claims: Claims | None = None) -> str:

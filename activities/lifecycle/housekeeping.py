@@ -49,6 +49,13 @@ _DELETE_WORKLOADS = text(
     " and not exists (select from workload as element where element.array_id = w.id"
     "  and element.finished_at is not null)"
 )
+_DELETE_MACHINE_CHANGES = text(
+    # The last change of a machine before the kept time is its state at the begin of that time.
+    "delete from machine_change as c where since < now() - make_interval(secs => :keep_s)"
+    " and (not exists (select from machine where id = c.machine) or exists ("
+    "  select from machine_change as later where later.machine = c.machine and later.since > c.since"
+    "   and later.since < now() - make_interval(secs => :keep_s)))"
+)
 _STORES_S = 180.0
 """The time for work in stores in one round. The activity has five minutes."""
 
@@ -106,6 +113,7 @@ class HousekeepingActivities:
             session.execute(delete(BalancerReport).where(BalancerReport.reported_at < _ago(_KEEP_REQUESTS_S)))
             session.execute(delete(Delivery).where(Delivery.ended_at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MESSAGES_S)))
+            session.execute(_DELETE_MACHINE_CHANGES, {"keep_s": self._settings.lifecycle.keep_fleet_history_s})
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
 
     def _delete_objects(self) -> list[str]:

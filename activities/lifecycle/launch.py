@@ -239,6 +239,7 @@ class LaunchActivities:
             retries=0 if runs_elements else spec.limits.retries,
             retries_by_exit={} if runs_elements else spec.limits.retries_by_exit,
             runs_elements=runs_elements,
+            holds_memory=self._settings.tasks.checkpoint_memory > 0,
             heartbeat_timeout_s=lifecycle.heartbeat_timeout_s,
             node_lost_after_s=lifecycle.node_lost_after_s,
             # An image may take minutes, in which the workload does not run.

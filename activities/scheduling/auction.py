@@ -12,7 +12,6 @@ from temporalio import activity
 
 from activities.scheduling.award_batch import BatchAward
 from activities.scheduling.bids import asked, region_bids
-from activities.scheduling.consolidation import consolidate
 from activities.scheduling.dry_run import dry_run
 from activities.scheduling.growth import grow
 from activities.scheduling.rate_limits import TimeShare
@@ -21,6 +20,7 @@ from activities.scheduling.scheduler_state import SchedulerState
 from activities.scheduling.silence import SilenceTracker
 from activities.scheduling.start_forecasts import MOST_FORECAST, PublishedStarts
 from activities.scheduling.wait_reasons import explain_batch
+from activities.scheduling.whole_machines import consolidate
 from domain.protocol.activities import Activity
 from domain.protocol.scheduling import AwardRequest, AwardResult, DryRunRequest, DryRunResult, ScanTicket
 from gms.auction.candidate import Stats

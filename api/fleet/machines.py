@@ -235,6 +235,7 @@ def _detail(session: Session, caller: Caller, row: Machine) -> MachineDetail:
         select(Workload.id)
         .join(Allocation, Allocation.workload == Workload.id)
         .where(Allocation.machine == row.id, Allocation.released_at.is_(None))
+        .distinct()  # A workload may hold slots and have booked others for its next attempt.
     )
     if caller.tenant is not None:
         live = live.where(Workload.tenant == caller.tenant)

@@ -1,16 +1,19 @@
 """Slots of machines, for the console's pictures of the fleet: counts by region, and the use of each slot."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Float, cast, func, or_, select
+import numpy as np
+import numpy.typing as npt
+from sqlalchemy import ColumnElement, TextClause, cast, func, or_, select, text
 from sqlalchemy.dialects.postgresql import BIT
 from sqlalchemy.orm import Session
 
 from domain.capacity import CPU, CapacityKind
-from infra.db.models import Allocation, Cluster, Machine, Workload
+from infra.db.logs import MachineChange
+from infra.db.models import WAS_HELD, Cluster, Machine
 
 
 @dataclass(frozen=True)
@@ -27,20 +30,49 @@ class RegionSlots:
     withheld: int
 
 
-@dataclass(frozen=True)
-class MachineSlots:
-    """The slots of one machine, as bit masks."""
+class MachineTerms(NamedTuple):
+    """How a machine was obtained, and what it costs."""
 
-    id: str
-    gpus: int
-    held: int
-    promised: int
-    withheld: int
-    state: str
-    is_closed: bool
+    kind: CapacityKind
+    usd_per_h: float | None
+    """The price of a GPU, or of a core of a machine without GPUs; None: unknown."""
+
+
+class SlotHolders(NamedTuple):
+    """Slots that workloads of known tenants hold, an element for each allocation."""
+
+    machine: npt.NDArray[np.int64]
+    """Index of the machine in `RegionMasks.ids`."""
+    slots: npt.NDArray[np.uint64]
+    tenant: npt.NDArray[np.int64]
+    """Index of the tenant in the list of the query."""
+
+
+@dataclass(frozen=True)
+class RegionMasks:
+    """The slots of a region's machines, sorted by id: columns with an element for each machine.
+
+    Slots are bit masks. A machine without GPUs has one slot, which is held while workloads hold CPUs of the machine.
+    """
+
+    names: str
+    """The ids of the machines, one a line."""
+    slots: npt.NDArray[np.int64]
+    """Number of slots."""
+    held: npt.NDArray[np.uint64]
+    promised: npt.NDArray[np.uint64]
+    withheld: npt.NDArray[np.uint64]
+    is_lost: npt.NDArray[np.bool_]
+    is_closed: npt.NDArray[np.bool_]
     """Whether the machine is cordoned or being drained."""
-    is_busy: bool
-    """Whether workloads hold CPUs of the machine."""
+    holders: SlotHolders
+    terms: Sequence[MachineTerms] = ()
+    """Empty unless they were requested."""
+
+    @property
+    def ids(self) -> list[str]:
+        """The ids of the machines."""
+        return self.names.split("\n") if self.names else []
 
 
 def _counts() -> tuple[ColumnElement[Any], ...]:
@@ -83,69 +115,103 @@ def slots_by_cluster(session: Session, region: str) -> list[ClusterSlots]:
     ]
 
 
-def slots_of_machines(session: Session, region: str) -> list[MachineSlots]:
-    """Returns the slots of a region's machines, sorted by id."""
-    found = session.execute(
-        select(
-            Machine.id, Machine.gpus, Machine.held, Machine.promised, Machine.withheld, Machine.state,
-            or_(Machine.cordon.is_not(None), Machine.draining), Machine.free_cpus_milli < Machine.cpus_milli,
-        ).where(Machine.region == region).order_by(Machine.id)
-    )  # fmt: skip
-    return [MachineSlots(*row) for row in found]
-
-
-class MachineTerms(NamedTuple):
-    """How a machine was obtained, and what it costs."""
-
-    kind: CapacityKind
-    usd_per_h: float | None
-    """The price of a GPU, or of a core of a machine without GPUs; None: unknown."""
-
-
-def terms_of_machines(session: Session, region: str) -> dict[str, MachineTerms]:
-    """Returns the terms of a region's machines, by machine."""
-    resource = func.coalesce(Machine.gpu_type, CPU)
-    found = session.execute(
-        select(Machine.id, Cluster.capacity, cast(Cluster.prices.op("->>")(resource), Float))
-        .select_from(Machine)
-        .join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
-        .where(Machine.region == region)
+_MACHINES = """
+    select coalesce(string_agg(id, E'\\n' order by number), '') as names,
+           string_agg(int8send(slots), '' order by number) as slots,
+           string_agg(int8send(held), '' order by number) as held,
+           string_agg(int8send(promised), '' order by number) as promised,
+           string_agg(int8send(withheld), '' order by number) as withheld,
+           string_agg(int8send(is_lost::int), '' order by number) as is_lost,
+           string_agg(int8send(is_closed::int), '' order by number) as is_closed,
+           string_agg(term, E'\\n' order by number) as terms from m"""
+_HOLDERS = """
+    select string_agg(int8send(number), '') as machine, string_agg(int8send(mask), '') as mask,
+           string_agg(int8send(tenant), '') as tenant from h where tenant is not null"""
+_PACKED = f"select * from ({_MACHINES}) as machines, ({_HOLDERS}) as holders"
+"""SQL: columns as bytes, because Python would need more time for rows than for the picture."""
+_TENANT = "(select tenant from workload where id = a.workload)"
+"""SQL: a lookup by key for each allocation. A join can become a scan of all workloads that the tenants ever had."""
+_NOW = text(f"""
+    with m as materialized (
+        select id, gpus, greatest(gpus, 1) as slots, state = 'lost' as is_lost,
+               case when gpus > 0 then held else (free_cpus_milli < cpus_milli)::int end as held, promised, withheld,
+               cordon is not null or draining as is_closed, row_number() over (order by id) - 1 as number,
+               case when :with_terms then (
+                   select format('%s %s', capacity, prices ->> coalesce(m.gpu_type, '{CPU}'))
+                   from cluster where region = m.region and name = m.cluster) end as term
+        from machine as m where region = :region
+    ), h as (
+        select number, case when gpus > 0 then a.slots else 1 end as mask,
+               array_position(cast(:tenants as text[]), {_TENANT}) - 1 as tenant
+        from allocation as a join m on m.id = a.machine
+        where cardinality(cast(:tenants as text[])) > 0 and a.released_at is null
     )
-    return {id_: MachineTerms(CapacityKind(kind), usd_per_h) for id_, kind, usd_per_h in found}
-
-
-class HeldSlots(NamedTuple):
-    """Slots of one machine that a tenant held."""
-
-    machine: str
-    tenant: str
-    slots: int
-
-
-def slots_held_at(session: Session, region: str, at: datetime) -> list[HeldSlots]:
-    """Returns the slots of the region's present machines that tenants held at a time in the past."""
-    was_held = (Allocation.held_at <= at) & (Allocation.released_at.is_(None) | (Allocation.released_at > at))
-    wanted = (
-        select(Allocation.machine, Workload.tenant, Allocation.slots)
-        .join(Machine, Machine.id == Allocation.machine)
-        .join(Workload, Workload.id == Allocation.workload)
-        .where(Machine.region == region, was_held)
+    {_PACKED}
+""")
+_PAST = text(f"""
+    with a as materialized (
+        select machine, workload, slots from allocation where released_at is null and held_at <= :at
+        union all
+        select machine, workload, slots from allocation
+        where {WAS_HELD} @> cast(:at as timestamptz) and held_at is not null and released_at > :at
+    ), m as materialized (
+        select id, gpus, row_number() over (order by id) - 1 as number,
+               case when registered_at > :at and own.machine is null then 0 else greatest(gpus, 1) end as slots,
+               past.state is not distinct from 'lost' as is_lost, coalesce(past.is_closed, false) as is_closed,
+               case when gpus > 0 then coalesce(own.slots, 0) else (own.machine is not null)::int end as held,
+               0 as promised, 0 as withheld, null as term
+        from machine left join (select machine, bit_or(slots) as slots from a group by 1) as own on own.machine = id
+        left join lateral (
+            select state, is_closed from machine_change where machine = id and since <= :at order by since desc limit 1
+        ) as past on true
+        where region = :region
+    ), h as (
+        select number, case when gpus > 0 then a.slots else 1 end as mask,
+               array_position(cast(:tenants as text[]), {_TENANT}) - 1 as tenant
+        from a join m on m.id = a.machine where cardinality(cast(:tenants as text[])) > 0
     )
-    return [HeldSlots(*row) for row in session.execute(wanted)]
+    {_PACKED}
+""")
 
 
-def as_held(machines: Sequence[MachineSlots], held: Sequence[HeldSlots]) -> list[MachineSlots]:
-    """Returns the machines with only these slots held. Their other states at that time are not recorded."""
-    masks: dict[str, int] = {}
-    for one in held:
-        masks[one.machine] = masks.get(one.machine, 0) | one.slots
-    return [
-        replace(
-            machine, held=masks.get(machine.id, 0), is_busy=machine.id in masks, promised=0, withheld=0, state="ready",
-            is_closed=False,
-        )
-        for machine in machines
-    ]  # fmt: skip
+def slots_now(session: Session, region: str, tenants: Sequence[str] = (), *, with_terms: bool = False) -> RegionMasks:
+    """Returns the slots of a region's machines, with the allocations of these tenants."""
+    return _masks(session, _NOW, {"region": region, "tenants": list(tenants), "with_terms": with_terms})
+
+
+def slots_at(session: Session, region: str, tenants: Sequence[str], at: datetime) -> RegionMasks:
+    """Returns the slots of a region's present machines at a time in the past, with the allocations of these tenants.
+
+    A machine that registered later has no slots. Promised slots, and those that an owner had taken back, are not
+    recorded.
+    """
+    return _masks(session, _PAST, {"region": region, "tenants": list(tenants), "at": at})
+
+
+def _masks(session: Session, statement: TextClause, given: Mapping[str, object]) -> RegionMasks:
+    row = session.execute(statement, given).one()
+
+    def column(packed: bytes | None) -> npt.NDArray[np.int64]:
+        return np.frombuffer(packed or b"", ">i8").astype(np.int64)
+
+    names = row.terms.split("\n") if row.terms is not None else []
+    known = {name: _terms(name) for name in set(names)}
+    return RegionMasks(
+        names=row.names,
+        slots=column(row.slots),
+        held=column(row.held).view(np.uint64),
+        promised=column(row.promised).view(np.uint64),
+        withheld=column(row.withheld).view(np.uint64),
+        is_lost=column(row.is_lost) != 0,
+        is_closed=column(row.is_closed) != 0,
+        holders=SlotHolders(column(row.machine), column(row.mask).view(np.uint64), column(row.tenant)),
+        terms=[known[name] for name in names],
+    )
+
+
+def _terms(name: str) -> MachineTerms:
+    kind, _, usd_per_h = name.partition(" ")
+    return MachineTerms(CapacityKind(kind), float(usd_per_h) if usd_per_h else None)
 
 
 class Stay(NamedTuple):
@@ -161,40 +227,49 @@ class Stay(NamedTuple):
     released_at: datetime | None
 
 
+_CAME_OR_LEFT = "(held_at between :begin and :end or released_at between :begin and :end)"
+_MOVES = text(f"""
+    select a.workload, w.name, w.tenant, a.attempt, count(*), sum(bit_count(a.slots::bit(64))), min(a.held_at),
+           max(a.released_at)
+    from (
+        select * from allocation where released_at is null and {_CAME_OR_LEFT}
+        union all
+        select * from allocation
+        where {WAS_HELD} && tstzrange(:begin, :end, '[]') and held_at is not null and released_at is not null
+          and {_CAME_OR_LEFT}
+    ) as a join machine as m on m.id = a.machine
+    cross join lateral (select name, tenant from workload where id = a.workload offset 0) as w
+    where m.region = :region and (cast(:tenant as text) is null or w.tenant = :tenant)
+    group by a.workload, w.name, w.tenant, a.attempt order by 6 desc, 1 limit :limit
+""")
+
+
 def moves(session: Session, region: str, tenant: str | None, begin: datetime, end: datetime, limit: int) -> list[Stay]:
     """Returns the attempts that started or ended between two times, those with the most GPUs first.
 
     `tenant`: the only tenant whose attempts are returned; None: all.
     """
-    came = Allocation.held_at.between(begin, end)
-    left = Allocation.released_at.between(begin, end)
-    wanted = (
-        select(
-            Allocation.workload, Workload.name, Workload.tenant, Allocation.attempt, func.count(),
-            func.sum(func.bit_count(cast(Allocation.slots, BIT(64)))), func.min(Allocation.held_at),
-            func.max(Allocation.released_at),
-        )
-        .join(Machine, Machine.id == Allocation.machine)
-        .join(Workload, Workload.id == Allocation.workload)
-        .where(Machine.region == region, Allocation.released_at.is_(None) | (Allocation.released_at >= begin))
-        .where(came | left)
-        .group_by(Allocation.workload, Workload.name, Workload.tenant, Allocation.attempt)
-        .order_by(func.sum(func.bit_count(cast(Allocation.slots, BIT(64)))).desc(), Allocation.workload)
+    given = {"region": region, "tenant": tenant, "begin": begin, "end": end, "limit": limit}
+    return [Stay(*row) for row in session.execute(_MOVES, given)]
+
+
+class StateChange(NamedTuple):
+    """The state of a machine from a time on."""
+
+    machine: str
+    since: datetime
+    state: str
+    is_closed: bool
+    """Whether the machine was cordoned or drained."""
+
+
+def state_changes(session: Session, region: str, begin: datetime, end: datetime, limit: int) -> list[StateChange]:
+    """Returns the changes of the states of a region's present machines between two times, the newest first."""
+    found = session.execute(
+        select(MachineChange.machine, MachineChange.since, MachineChange.state, MachineChange.is_closed)
+        .join(Machine, Machine.id == MachineChange.machine)
+        .where(Machine.region == region, MachineChange.since.between(begin, end))
+        .order_by(MachineChange.since.desc(), MachineChange.machine)
         .limit(limit)
-    )  # fmt: skip
-    if tenant is not None:
-        wanted = wanted.where(Workload.tenant == tenant)
-    return [Stay(*row) for row in session.execute(wanted)]
-
-
-def slots_of_tenants(session: Session, region: str, tenant: str | None) -> list[tuple[str, str, int]]:
-    """Returns rows of (machine, tenant, mask of held slots), of all tenants or only of `tenant`."""
-    wanted = (
-        select(Allocation.machine, Workload.tenant, Allocation.slots)
-        .join(Machine, Machine.id == Allocation.machine)
-        .join(Workload, Workload.id == Allocation.workload)
-        .where(Allocation.released_at.is_(None), Allocation.slots != 0, Machine.region == region)
     )
-    if tenant is not None:
-        wanted = wanted.where(Workload.tenant == tenant)
-    return [(machine, owner, slots) for machine, owner, slots in session.execute(wanted)]
+    return [StateChange(*row) for row in found]

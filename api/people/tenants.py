@@ -144,6 +144,11 @@ def _refuse_second(session: Session, why: str | None) -> None:
         raise HttpProblem(ProblemType.CONFLICT, f"{detail}; if tenants trust each other: mizzen up --trust-tenants")
 
 
+def tenant_names(session: Session) -> list[str]:
+    """Returns the names of all tenants, sorted."""
+    return list(session.scalars(select(Tenant.name).order_by(Tenant.name)))
+
+
 def _used(session: Session) -> dict[str, ResourcesView]:
     """Returns the resources that live attempts hold, by tenant."""
     live = Attempt.released_at.is_(None)

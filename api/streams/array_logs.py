@@ -86,7 +86,7 @@ class ArrayLogs:
         self._state = state
         self._follower = follower
         self._choice = choice
-        self._wanted = choice.query.wanted()
+        self._wanted = choice.wanted()
         self._patient_until_s = time.monotonic() + LATE_S
         self._away: dict[str, float] = {}
         """Region to the time until which it is skipped, on the monotonic clock."""
@@ -129,11 +129,14 @@ class ArrayLogs:
 
         With `follow`, attempts whose output may still grow are added to `live`, and all that were read to `known`.
         """
-        follow, after = self._choice.query.follow, -1
+        follow, before, index = self._choice.query.follow, self._choice.before, Workload.array_index
         recent = or_(Attempt.released_at.is_(None), Attempt.released_at >= horizon)
         newest = _PLACED.where(Attempt.attempt == Workload.attempt, recent).limit(_PAGE)
-        while found := await self._rows(newest.where(Workload.array_index > after)):
-            after = found[-1].number
+        if before is not None:
+            newest = newest.order_by(None).order_by(index.desc())
+        last = -1 if before is None else before
+        while found := await self._rows(newest.where(index > last if before is None else index < last)):
+            last = found[-1].number
             for one in found:
                 if follow and one.may_grow and len(live) >= MOST_FOLLOWED:
                     continue

@@ -42,11 +42,11 @@ class LogQuery(BaseModel):
     )
     follow: bool = Field(False, description="Keep sending new lines until the workload has ended")
 
-    def wanted(self, tail_bytes: int | None = None) -> LogFilter:
-        """Returns the filter for the lines of each log. `tail_bytes`: the most of a tail."""
+    def wanted(self, tail_bytes: int | None = None, skip: int = 0) -> LogFilter:
+        """Returns the filter for the lines of each log. `tail_bytes`, `skip`: those of `LogFilter`."""
         since_ms = 0 if self.since is None else int(self.since.timestamp() * 1000)
         output = None if self.output is None else TaskOutput[self.output.upper()]
-        return LogFilter(since_ms, output, (self.contains or "").encode(), tail_bytes)
+        return LogFilter(since_ms, output, (self.contains or "").encode(), tail_bytes, skip)
 
 
 @dataclass(frozen=True)
@@ -62,11 +62,16 @@ class LogChoice:
     """Number of the newest attempt, 0 if there is none."""
     query: LogQuery
     tail_bytes: int | None = None
-    """The most of the tails of all tasks together; None: no limit."""
+    """The most of the tails of all tasks together, or for an array of those of an element; None: no limit."""
+    skip: int = 0
+    """Number of the newest lines of each task that the tails leave out."""
+    before: int | None = None
+    """Only elements of an array with lower indexes, the highest first; None: all, the lowest first."""
 
     def wanted(self) -> LogFilter:
         """Returns the filter for the lines of the log of each task."""
-        return self.query.wanted(None if self.tail_bytes is None else self.tail_bytes // max(1, len(self.tasks)))
+        tail_bytes = None if self.tail_bytes is None else self.tail_bytes // max(1, len(self.tasks))
+        return self.query.wanted(tail_bytes, self.skip)
 
 
 @dataclass(frozen=True)

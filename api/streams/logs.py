@@ -51,9 +51,19 @@ async def logs(id: str, state: StateOf, caller: Viewer, query: Annotated[LogQuer
     return await read_logs(id, state, caller, query)
 
 
-async def read_logs(id: str, state: ApiState, caller: Caller, query: LogQuery, tail_bytes: int | None = None) -> Stream:
-    """Returns the output of tasks (`logs`); of tails, at most the newest `tail_bytes`, in equal parts for all tasks."""
-    choice = replace(await run_in_threadpool(choose, state, caller, id, query), tail_bytes=tail_bytes)
+async def read_logs(
+    id: str,
+    state: ApiState,
+    caller: Caller,
+    query: LogQuery,
+    *,
+    tail_bytes: int | None = None,
+    skip: int = 0,
+    before: int | None = None,
+) -> Stream:
+    """Returns the output of tasks (`logs`). The further arguments are those of `LogChoice`."""
+    choice = await run_in_threadpool(choose, state, caller, id, query)
+    choice = replace(choice, tail_bytes=tail_bytes, skip=skip, before=before)
     started = query.attempt or choice.newest
     if started and not choice.is_array:
         try:  # Test the store first, so that an unavailable store gives an error response, not an aborted stream.

@@ -25,6 +25,8 @@ class LogFilter(NamedTuple):
     """Only lines that contain these bytes."""
     tail_bytes: int | None = None
     """Of a tail, only the newest lines that have together at most so many bytes; None: no limit."""
+    skip: int = 0
+    """Number of the newest lines that a tail leaves out."""
 
 
 class TaskLog:
@@ -67,7 +69,8 @@ class TaskLog:
             yield self.flush()
 
     def tail(self, lines: int) -> list[bytes]:
-        """Moves the position to the end of the existing log, and returns its last lines."""
+        """Moves the position to the end of the existing log, and returns its last lines, or those before `skip`."""
+        skip = self._wanted.skip
         found: list[tuple[Segment, bytes]] = []
         size = ends = 0
         for key, segment in reversed(list(self._new())):
@@ -76,11 +79,12 @@ class TaskLog:
                 break
             found.append((segment, body))
             size, ends = size + len(body), ends + body.count(b"\n")
-            if ends > lines or size > MAX_TAIL_BYTES:
+            if ends > lines + skip or size > MAX_TAIL_BYTES:
                 break
         self._offset = None  # Earlier output is skipped on purpose, so it is not reported as missing.
         taken = [line for segment, body in reversed(found) for line in self._take(segment, body)]
         taken += self.flush() if self.ended else []
+        taken = taken[: max(0, len(taken) - skip)]
         return self._newest(taken[len(taken) - min(lines, len(taken)) :])
 
     def _newest(self, lines: list[bytes]) -> list[bytes]:

@@ -13,7 +13,7 @@ from api.workloads.views import ArrayView, ElementView
 from domain.array_elements import parameters, position_of
 from domain.ids import element_id
 from domain.lifecycle.endings import FAILURES
-from domain.phases import Phase
+from domain.phases import TERMINAL_PHASES, Phase
 from domain.reasons import Reason, ReasonCode
 from domain.spec import ArraySpec, WorkloadSpec
 from infra.db.array_rows import ArrayCounts, WorkloadArray, begun, stop_waiting, take_element
@@ -150,6 +150,23 @@ def has_no_waiting() -> ColumnElement[bool]:
 
 def shown_in(phases: Collection[str]) -> ColumnElement[bool]:
     """Returns the SQL condition that one of these phases is shown for a workload: an array that has begun runs."""
-    is_begun = and_(Workload.phase == Phase.PENDING, begun())
-    found = and_(Workload.phase.in_(phases), or_(Workload.phase != Phase.PENDING, ~begun()))
-    return or_(found, is_begun) if Phase.RUNNING in phases else found
+    found = [Workload.finished_at.is_not(None) & (Workload.phase == one) for one in phases if one in TERMINAL_PHASES]
+    placed = sorted(one for one in phases if one not in TERMINAL_PHASES and one != Phase.PENDING)
+    if placed:
+        found.append(is_placed() & Workload.phase.in_(placed))
+    if Phase.PENDING in phases:
+        found.append(Workload.finished_at.is_(None) & (Workload.phase == Phase.PENDING) & ~begun())
+    if Phase.RUNNING in phases:
+        found.append(is_begun_array())
+    return or_(*found)
+
+
+def is_placed() -> ColumnElement[bool]:
+    """Returns the SQL condition of the index `workload_placed`: live workloads that were placed."""
+    return and_(Workload.finished_at.is_(None), Workload.phase != Phase.PENDING)
+
+
+def is_begun_array() -> ColumnElement[bool]:
+    """Returns the SQL condition that a workload is a live array of which an element was placed."""
+    known = select(WorkloadArray.id).where(func.multirange_size(WorkloadArray.waiting) < WorkloadArray.elements)
+    return and_(Workload.finished_at.is_(None), Workload.phase == Phase.PENDING, Workload.id.in_(known))

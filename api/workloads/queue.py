@@ -190,5 +190,5 @@ def _why_not_queued(session: Session, row: Workload, stored: ReasonView | None) 
         case _:
             attempts = session.scalar(select(func.count()).where(Attempt.workload == row.id))
             ended = text or "no reason was recorded"
-            text = f"{ended} (after {attempts} attempt{'' if attempts == 1 else 's'})"
+            text = ended + (f" (after {attempts} attempt{'' if attempts == 1 else 's'})" if attempts else "")
     return f"{row.phase}: {text}"

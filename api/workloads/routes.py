@@ -25,7 +25,7 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import reason_view
 from api.workloads import workload_queries
-from api.workloads.selection import matching
+from api.workloads.selection import newest
 from api.workloads.submission import admit, parse, submit
 from api.workloads.views import (
     AllocationList,
@@ -169,12 +169,16 @@ def list_workloads(
 
     An array is one workload. Its elements are listed only with `array`.
     """
-    wanted = matching(caller, tenant=tenant, phase=phase, label=label, name=name, array=array)
-    if cursor is not None:
-        wanted = wanted.where(Workload.id < cursor)
+    wanted = newest(
+        caller, tenant=tenant, phase=phase, label=label, name=name, array=array, before=cursor, most=limit + 1
+    )  # fmt: skip
     with state.transaction() as session:
-        wanted = wanted.options(defer(Workload.spec), undefer(Workload.listed))
-        rows = session.scalars(wanted.order_by(Workload.id.desc()).limit(limit + 1)).all()
+        found_rows = [
+            row
+            for one in wanted
+            for row in session.scalars(one.options(defer(Workload.spec), undefer(Workload.listed)))
+        ]
+        rows = sorted(found_rows, key=lambda row: row.id, reverse=True)[: limit + 1]
         more = rows[limit - 1].id if len(rows) > limit else None
         found = WorkloadPage(items=workload_queries.views(session, state.queue, rows[:limit]), next_cursor=more)
         return mask(session, caller, found)

@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from sqlalchemy import Select, func, or_, select
+from sqlalchemy import Select, func, or_, select, tuple_
 from sqlalchemy.orm import Session
 
 from api.auth import Caller
 from api.problems import invalid
-from api.workloads.elements import elements_of, shown_in
+from api.workloads.elements import elements_of, is_begun_array, is_placed, shown_in
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from infra.db.models import Workload
 
@@ -43,16 +43,70 @@ def matching(
         if only is not None:
             wanted = wanted.where(Workload.tenant == only)
     if phase:
-        queued = Workload.phase.in_(sorted(QUEUED_PHASES))
-        live = Workload.phase.not_in(sorted(TERMINAL_PHASES))
-        also = {"held": Workload.held_by.is_not(None) & queued, "live": live}
-        also["blocked"] = Workload.blocked.is_not(None) & queued
-        wanted = wanted.where(or_(shown_in(phase), *(also[name] for name in phase if name in also)))
+        is_live, queued = Workload.finished_at.is_(None), Workload.phase.in_(sorted(QUEUED_PHASES))
+        also = {"live": is_live, "held": Workload.held_by.is_not(None) & queued & is_live}
+        also["blocked"] = Workload.blocked.is_not(None) & queued & is_live
+        phases = [name for name in phase if name not in also]
+        wanted = wanted.where(
+            or_(*([shown_in(phases)] if phases else []), *(also[name] for name in phase if name in also))
+        )
     for pair in label or ():
         wanted = wanted.where(Workload.labels.contains(_label(pair)))
     if name is not None:
         wanted = wanted.where(Workload.name == name)
     return wanted
+
+
+_AFTER_ALL = "zz"
+"""Follows all ids of workloads."""
+
+
+def newest(
+    caller: Caller,
+    *,
+    tenant: str | None = None,
+    phase: Phases | None = None,
+    label: Sequence[str] | None = None,
+    name: str | None = None,
+    array: str | None = None,
+    before: str | None,
+    most: int,
+) -> list[Select[Any]]:
+    """Returns statements that together have the `most` newest workloads of `matching`; `before`: only older ones.
+
+    Where an index has the rows of a filter in this order, the statement is written as a range of that index. With an
+    equality in its place, Postgres can choose to go through all workloads, because it does not know that, for example,
+    the newest ones have not failed yet.
+    """
+    if array is None and list(phase or ()) == [Phase.RUNNING]:
+        wanted = matching(caller, tenant=tenant, label=label, name=name)
+        conditions = is_placed() & (Workload.phase == Phase.RUNNING), is_begun_array()
+        return [_in_order(wanted.where(one), [], before, most) for one in conditions]
+    wanted = matching(caller, tenant=tenant, phase=phase, label=label, name=name, array=array)
+    keys = [] if array is not None else _keys(tenant or caller.tenant, phase, name)
+    return [_in_order(wanted, keys, before, most)]
+
+
+def _in_order(wanted: Select[Any], keys: Sequence[tuple[Any, str]], before: str | None, most: int) -> Select[Any]:
+    columns, values = [column for column, _ in keys], [value for _, value in keys]
+    order = (*(column.desc() for column in columns), Workload.id.desc())
+    if keys:
+        # Not an equality: Postgres would drop these columns from the order, and could then use the primary key.
+        wanted = wanted.where(tuple_(*columns) >= tuple_(*values))
+    if keys or before is not None:
+        wanted = wanted.where(tuple_(*columns, Workload.id) < tuple_(*values, before or _AFTER_ALL))
+    return wanted.order_by(*order).limit(most)
+
+
+def _keys(tenant: str | None, phase: Phases | None, name: str | None) -> list[tuple[Any, str]]:
+    """Returns columns with their only values, in the order of an index; empty: the primary key, or a partial index."""
+    if name is not None:
+        return [(Workload.name, name)]
+    only = phase[0] if phase and len(phase) == 1 else None
+    own = [] if tenant is None else [(Workload.tenant, tenant)]
+    if only in TERMINAL_PHASES:
+        return [*own, (Workload.phase, only)]
+    return own if only in (None, "live", Phase.PENDING) else []
 
 
 def _label(pair: str) -> dict[str, str]:

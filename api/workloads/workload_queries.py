@@ -192,9 +192,13 @@ def _dependency(row: Dependency, phase: str | None) -> DependencyView:
 
 
 def allocations(session: Session, row: Workload, limit: int, after: tuple[int, str]) -> AllocationList:
-    """Returns at most `limit` of a workload's allocations that follow `after`, (attempt, machine), oldest first."""
+    """Returns at most `limit` of a workload's allocations that follow `after`, (attempt, machine), oldest first.
+
+    What is booked for the next attempt is not included.
+    """
     order = (Allocation.attempt, Allocation.machine)
-    own_rows = select(Allocation).where(Allocation.workload == row.id).order_by(*order)
+    own = Allocation.workload == row.id, Allocation.attempt <= row.attempt
+    own_rows = select(Allocation).where(*own).order_by(*order)
     wanted = own_rows.where(tuple_(*order) > tuple_(*after)).limit(limit + 1)
     found, following = page(session.scalars(wanted).all(), limit, lambda a: f"{a.attempt}:{a.machine}")
     # The tasks of a machine can be derived only from all allocations of the attempt.
@@ -204,8 +208,8 @@ def allocations(session: Session, row: Workload, limit: int, after: tuple[int, s
     attempts = {a.attempt: a for a in session.scalars(placed)}
     tasks: dict[tuple[int, str], list[dict[str, Any]]] = defaultdict(list)
     spec = WorkloadSpec.model_validate(row.spec)
-    for number, own in groupby(whole, lambda a: a.attempt):
-        for t in tasks_of(spec, attempts[number], own):
+    for number, held in groupby(whole, lambda a: a.attempt):
+        for t in tasks_of(spec, attempts[number], held):
             tasks[number, t.machine].append({"job": t.job, "task": t.task, "slots": list(t.slots)})
     items = [
         AllocationView.from_row(

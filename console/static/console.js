@@ -14,6 +14,8 @@ function take(what) {
     what === "lost" ? "The connection is lost; the page shows what was last known." : "";
 }
 
+// On a phone the views are a row that scrolls: the present one is shown.
+document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
 document.addEventListener("visibilitychange", () => missed && refresh());
 if (window.SharedWorker) {
   const port = new SharedWorker("/console/static/changes.js").port;

@@ -54,6 +54,8 @@ class WorkloadInput:
     """True: the workload is not queued again. Whatever ends its attempt ends the workload."""
     brings_image: bool = False
     """Whether tasks run in an image: agents fetch it while the victims of the attempt still save."""
+    held_on: list[str] = field(default_factory=list)
+    """Machines of earlier attempts that may hold checkpoints in memory (`LaunchPlan.holds_memory`), sorted."""
     mails: list[WorkloadMessage] = field(default_factory=list)
     """Messages that are not handled yet."""
     seen_mail: list[int] = field(default_factory=list)
@@ -143,6 +145,8 @@ class LaunchPlan:
     """Copy of `domain.spec.LimitsSpec.retries_by_exit`."""
     runs_elements: bool = False
     """Whether the workload is a runner, which leases elements of its array."""
+    holds_memory: bool = False
+    """Whether the machines may hold checkpoints in memory for the next attempt (`agent.memory_servers`)."""
 
     @property
     def needs_copy(self) -> bool:

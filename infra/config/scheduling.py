@@ -92,6 +92,9 @@ class LifecycleSettings(Section):
     it."""
     keep_records_s: float = Field(90 * 86400.0, gt=0)
     """How long the records of finished workloads are kept, in seconds."""
+    keep_fleet_history_s: float = Field(14 * 86400.0, ge=86400)
+    """How far back the console shows the fleet, in seconds. The states of machines are kept as long, and what they held
+    as long as the records of workloads."""
     dropped_stores: tuple[Annotated[str, StringConstraints(pattern=r"^(file:///|s3://|gs://).")], ...] = ()
     """URLs of stores of clusters that were lost for good. Workloads that used them expire without them."""
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import select, text
-from sqlalchemy.orm import Session
+from sqlalchemy import select, text, true, tuple_
+from sqlalchemy.orm import Session, aliased
 
 from domain.capacity import CapacityKind
 from infra.db.models import Cluster, Machine
@@ -63,10 +63,28 @@ def lent_of(session: Session, machines: Mapping[str, Machine]) -> set[str]:
 
 
 def lent_machines(session: Session, after: str, limit: int) -> list[Machine]:
-    """Returns the first `limit` machines that owners lend, behind id `after`, sorted by id."""
-    lent = select(Machine).join(Cluster, (Cluster.region == Machine.region) & (Cluster.name == Machine.cluster))
-    lent = lent.where(Cluster.capacity == CapacityKind.VOLUNTARY.value, Machine.id > after)
-    return list(session.scalars(lent.order_by(Machine.id).limit(limit)))
+    """Returns the first `limit` machines that owners lend, behind id `after`, sorted by region, cluster and name."""
+    region, _, rest = after.partition("/")
+    cluster = rest.partition("/")[0]
+    # Cluster after cluster, so that Postgres stops at the limit and reads no machines of other clusters.
+    lending = (
+        select(Cluster.region, Cluster.name)
+        .where(Cluster.capacity == CapacityKind.VOLUNTARY.value)
+        .where(tuple_(Cluster.region, Cluster.name) >= tuple_(region, cluster))
+        .order_by(Cluster.region, Cluster.name)
+        .subquery()
+    )
+    own = (
+        select(Machine)
+        .where(Machine.region == lending.c.region, Machine.cluster == lending.c.name)
+        .where(tuple_(Machine.region, Machine.cluster, Machine.id) > tuple_(region, cluster, after))
+        .order_by(Machine.id)
+        .limit(limit)
+        .lateral()
+    )
+    machine = aliased(Machine, own)
+    found = select(machine).select_from(lending).join(own, true())
+    return list(session.scalars(found.order_by(lending.c.region, lending.c.name, machine.id).limit(limit)))
 
 
 def given_by(session: Session, machines: Sequence[str]) -> dict[str, Given]:

@@ -57,6 +57,18 @@ class Event(Base):
     )
 
 
+class MachineChange(Base):
+    """The state of a machine from `since` until the next row. Triggers write the rows."""
+
+    __tablename__ = "machine_change"
+    machine: Mapped[str] = mapped_column(primary_key=True)
+    since: Mapped[datetime] = mapped_column(primary_key=True)
+    state: Mapped[str]
+    is_closed: Mapped[bool]
+    """Whether the machine was cordoned or drained."""
+    __table_args__ = (Index("machine_change_since", "since"),)
+
+
 class UsageRun(Base):
     """The usage of one run of a job: an attempt of a workload, or an imported run (`infra.db.usage`)."""
 

@@ -177,7 +177,7 @@ class Machine(Base):
         CheckConstraint("free_memory_bytes between 0 and memory_bytes", name="machine_memory"),
         CheckConstraint("held >= 0 and held < (1::bigint << gpus::int)", name="machine_held"),
         CheckConstraint("withheld >= 0 and withheld < (1::bigint << gpus::int)", name="machine_withheld"),
-        Index("machine_region", "region"),
+        Index("machine_region", "region", "cluster", "id"),
         # Free space on each page for the next versions of its rows (HOT updates): these rows change often, in columns
         # without an index.
         {"postgresql_with": {"fillfactor": 50}},
@@ -185,6 +185,11 @@ class Machine(Base):
 
 
 # ---------------------------------------------------------------------------------------------------------- workloads
+
+
+_WHOLE = "array_id is null"
+_IS_PLACED = "finished_at is null and phase <> 'pending'"
+_IS_PAUSED = "(held_by is not null or blocked is not null)"
 
 
 class Workload(Base):
@@ -260,8 +265,21 @@ class Workload(Base):
         CheckConstraint(f"phase in ({', '.join(repr(p.value) for p in Phase)})", name="workload_phase"),
         CheckConstraint("blocked in ('waiting', 'never')", name="workload_blocked"),
         Index("workload_tenant", "tenant", "id"),
-        # No index on the phase: it changes often, and updates of columns without an index are cheap.
+        Index("workload_name", "name", "id"),
+        # No index on the phase of live workloads: it changes often.
         Index("workload_live", "id", postgresql_where=text("finished_at is null")),
+        # The lists of the console (`api.workloads.selection`).
+        Index("workload_live_tenant", "tenant", "id", postgresql_where=text(f"finished_at is null and {_WHOLE}")),
+        Index("workload_placed", "id", postgresql_where=text(f"{_IS_PLACED} and {_WHOLE}")),
+        Index("workload_paused", "id", postgresql_where=text(f"finished_at is null and {_IS_PAUSED}")),
+        Index("workload_ended", "phase", "id", postgresql_where=text(f"finished_at is not null and {_WHOLE}")),
+        Index(
+            "workload_ended_tenant",
+            "tenant",
+            "phase",
+            "id",
+            postgresql_where=text(f"finished_at is not null and {_WHOLE}"),
+        ),
         Index(
             "workload_expiring",
             "id",
@@ -375,6 +393,12 @@ class Attempt(Base):
     )
 
 
+WAS_HELD = "tstzrange(least(held_at, released_at), released_at, '[]')"
+"""SQL: when an allocation that was released had its slots. `least`, because clocks of transactions are not in the order
+of their commits."""
+_WAS_HELD_ONCE = "held_at is not null and released_at is not null"
+
+
 class Allocation(Base):
     """The resources of one machine that one attempt holds or was promised. Kept as history after the release.
 
@@ -413,6 +437,7 @@ class Allocation(Base):
         ),
         Index("allocation_live", "machine", postgresql_where=text("released_at is null")),
         Index("allocation_past", "machine", "released_at", postgresql_where=text("released_at is not null")),
+        Index("allocation_held", text(WAS_HELD), postgresql_using="gist", postgresql_where=text(_WAS_HELD_ONCE)),
         Index(
             "allocation_unconfirmed",
             "machine",

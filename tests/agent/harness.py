@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -67,6 +68,14 @@ needs_sandbox = pytest.mark.skipif(WHY_NOT[Isolation.SANDBOX] is not None, reaso
 def has_scopes() -> bool:
     """Returns whether the kernel has the scopes of Landlock (its version 6)."""
     return bool(ctypes.CDLL(None).syscall(444, None, 0, 1) >= 6)
+
+
+def own_address() -> str | None:
+    """Returns an address of this machine that is not loopback; None: it has none."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return None
 
 
 def processes_of(folder: Path) -> list[int]:

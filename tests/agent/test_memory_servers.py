@@ -12,13 +12,15 @@ from typing import Any
 import pytest
 
 from agent.config import AgentConfig
+from agent.isolation import TENANT_UIDS, why_not
 from agent.memory_servers import end_servers
 from agent.state import StateFolder
 from domain.ids import checkpoint_prefix
+from domain.isolation import Isolation, TaskNetwork
 from domain.launch import LaunchDescription
 from domain.protocol.activities import Activity
 from domain.protocol.machines import NodeOutcome, StopNode
-from tests.agent.harness import Lab, description, needs_sandbox, until, until_async
+from tests.agent.harness import Lab, description, needs_sandbox, own_address, until, until_async
 
 _POOL = 64 << 20
 TRAINING = """
@@ -129,7 +131,21 @@ async def test_a_killed_task_continues_from_the_memory_of_its_machine(lab: Lab) 
 
 async def test_a_lost_machine_continues_from_the_memory_of_its_peer(lab: Lab) -> None:
     """The machine that trained is lost; the next attempt, on another one, loads from the memory of the peer."""
-    one, other, new = machine(lab, "m1"), machine(lab, "m2"), machine(lab, "m3")
+    await _continues_from_its_peer(lab)
+
+
+async def test_tasks_with_a_network_of_their_own_reach_the_peer(lab: Lab) -> None:
+    """With `tasks.network: ports`, too: the servers are in the machines' network, and tasks connect to them."""
+    uid = TENANT_UIDS[0] if os.geteuid() == 0 else None
+    if (why := why_not(Isolation.SANDBOX, lab.folder, uid, TaskNetwork.PORTS)) is not None:
+        pytest.skip(why)
+    if (address := own_address()) is None:
+        pytest.skip("this machine has no address but loopback")
+    await _continues_from_its_peer(lab, isolation=Isolation.SANDBOX, network=TaskNetwork.PORTS, address=address)
+
+
+async def _continues_from_its_peer(lab: Lab, **changes: Any) -> None:
+    one, other, new = (machine(lab, name, **changes) for name in ("m1", "m2", "m3"))
     hold = lab.folder / "seen" / "hold"
     hold.touch()
     async with contextlib.AsyncExitStack() as stack:

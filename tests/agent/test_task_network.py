@@ -13,7 +13,7 @@ from agent.isolation import TENANT_UIDS, why_not
 from domain.isolation import Isolation, TaskNetwork
 from domain.protocol.machines import NodeOutcome
 from infra.stack.ports import free_port
-from tests.agent.harness import Lab, processes_of, until_async
+from tests.agent.harness import Lab, own_address, processes_of, until_async
 from tests.agent.test_task_readiness import PYTHON, SERVER, _fetch, _quiet, _reported, _run, _serving
 
 _LOOK = """
@@ -37,14 +37,6 @@ def config(lab: Lab) -> AgentConfig:
     return _quiet(lab.config(isolation=Isolation.SANDBOX, network=TaskNetwork.PORTS))
 
 
-def _own_address() -> str | None:
-    """Returns an address of this machine that is not loopback; None: it has none."""
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
-    return None
-
-
 async def test_only_declared_ports_lead_to_a_task(lab: Lab, config: AgentConfig) -> None:
     """Two attempts serve on the same fixed port; tasks of an attempt reach each other by loopback."""
     fixed = free_port()
@@ -65,7 +57,7 @@ async def test_only_declared_ports_lead_to_a_task(lab: Lab, config: AgentConfig)
             ("::ffff:169.254.169.254", 80),
             ("fd00:ec2::254", 80),
         ]
-        if (address := _own_address()) is not None:
+        if (address := own_address()) is not None:
             targets.append((address, everywhere.getsockname()[1]))
         async with lab.agent(config):
             pending = [await _run(lab, launch, config) for launch in launches]

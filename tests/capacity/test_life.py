@@ -8,11 +8,12 @@ from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
 from activities.capacity.keeper import PoolKeeper
+from activities.capacity.ledger import record_refusal
 from activities.capacity.pools import Pools, request_instance
 from activities.lifecycle.unattended import Suspects
 from capacity.offers import Offer, Shape
 from capacity.pools import Pool
-from capacity.provider import FoundMachine, LaunchRequest
+from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Refusal
 from capacity.providers.registry import STATIC
 from capacity.providers.static import StaticProvider
 from domain import ids
@@ -79,6 +80,19 @@ async def test_lost_answers_launch_nothing_twice(site: Site) -> None:
     assert losing == []
     assert site.natives() == set()
     assert site.events("instance.without_owner") == []
+
+
+async def test_a_launch_without_an_answer_says_so(site: Site) -> None:
+    """An instance whose launch is not confirmed has the provider's error as its reason, until it is."""
+    site.provider.faults = lambda method: "away" if method == "launch" else ""
+    site.pool(1)
+
+    def codes() -> list[str]:
+        return [str((row.reason or {}).get("code")) for row in site.rows()]
+
+    await site.rounds_until(lambda: codes() == ["launch_unconfirmed"], "the instance gives its reason")
+    site.provider.faults = lambda _: ""
+    await site.rounds_until(lambda: codes() == ["joined"], "the machine is ready")
 
 
 async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
@@ -301,6 +315,34 @@ def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: 
             assert session.get_one(Cluster, ("west", "burst-za-spot")).prices == {"a100": 2.0}
             written.append(session.scalar(select(func.count()).select_from(ClusterPrice)))
     assert written[0] == written[2]
+
+
+def test_a_pool_that_cannot_grow_says_so(database: Engine, tmp_path: Path) -> None:
+    """A growing pool of which every offer was refused shows the newest refusal, although nothing is below its size."""
+    world = World(database, tmp_path)
+    world.region("west")
+    small = Offer("sim", "west", "za", CapacityKind.SPOT, Shape("small", 4, "a100", 1000, 1), 4.0, 30.0)
+    other = replace(small, zone="zb")
+    with world.session() as session:
+        session.add(PoolRow(region="west", name="burst", size=0, max_size=4))
+        instance = request_instance(session, Pool("west", "burst", 0), small)
+        record_refusal(session, instance, small, LaunchRefused(Refusal.REQUEST, "Invalid partition name"))
+    pools, said = Pools(database, world.settings), []
+    for offers in ([small], [small, other]):
+        pools.round(offers)
+        with world.session() as session:
+            reason = session.get_one(PoolRow, ("west", "burst")).reason
+            said.append(reason and reason["detail"]["words"])
+    assert said == ["Invalid partition name", None]
+
+
+async def test_a_pool_says_that_its_provider_does_not_answer(site: Site) -> None:
+    """While the provider is silent, its pool has that reason, also if the pool only grows for workloads."""
+    site.provider.faults = lambda method: "away" if method == "describe" else ""
+    site.pool(0, max_size=2)
+    await site.rounds_until(lambda: site.why_short() == "provider_silent", "the pool gives its reason")
+    site.provider.faults = lambda _: ""
+    await site.rounds_until(lambda: site.why_short() is None, "the pool has no reason any more")
 
 
 async def test_a_pool_without_any_provider_says_so(site: Site) -> None:

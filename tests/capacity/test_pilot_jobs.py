@@ -3,6 +3,7 @@
 import pytest
 
 from capacity.providers.slurm.jobs import FIELDS, PilotJob
+from domain import agent_exits
 
 _LINE = {
     "JobID": "7", "State": "RUNNING", "exit_code": "0", "RestartCnt": "0", "SubmitTime": "100", "StartTime": "200",
@@ -31,6 +32,22 @@ def test_the_end_that_is_known_before(columns: dict[str, str], ends_at_s: float 
     assert (found.ends_at_s, found.ended) == (ends_at_s, None)
     assert (found.ends_because is None) == (because is None)
     assert (because or "") in (found.ends_because or "")
+
+
+@pytest.mark.parametrize(
+    ("columns", "ended"),
+    [
+        ({"State": "COMPLETING"}, False),
+        ({"State": "PENDING", "StartTime": "N/A", "EndTime": "N/A", "Reason": "BeginTime"}, True),
+        ({"State": "RUNNING"}, True),
+        ({"State": "FAILED", "exit_code": "2:0", "Reason": "NonZeroExitCode"}, True),
+        ({"State": "CANCELLED", "exit_code": "0:15"}, True),
+    ],
+)
+def test_a_requeued_job_ended_with_its_first_run(columns: dict[str, str], *, ended: bool) -> None:
+    """From the end of its first run's processes on, a requeued job has this reason, whatever the next run does."""
+    found = _job(RestartCnt="1", **columns).ended
+    assert found == (agent_exits.SAID[agent_exits.RESTARTED] if ended else None)
 
 
 def _number(number: int | None) -> dict[str, object]:

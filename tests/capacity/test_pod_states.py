@@ -3,12 +3,14 @@
 Only their wire format, without a server: that of tests/kubernetes is of 1.20.
 """
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from capacity.provider import FoundMachine
+from capacity.provider import FoundMachine, ProviderUnavailable
+from capacity.providers.kubernetes.api import KubernetesApi
 from capacity.providers.kubernetes.pod import INSTANCE
 from capacity.providers.kubernetes.pod_ends import PodEnds
 from capacity.providers.kubernetes.settings import KubernetesSettings
@@ -172,7 +174,44 @@ def test_other_ports(ports: str) -> None:
         _settings(ports)
 
 
-def _settings(ports: str) -> KubernetesSettings:
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ({"spec": {"nodeSelector": ["gpu"]}}, "spec.nodeSelector must be an object"),
+        ({"spec": {"tolerations": {"key": "spot"}}}, "spec.tolerations must be a list"),
+        ({"spec": {"volumes": None}}, "spec.volumes must be a list"),
+        ({"spec": {"containers": [{"name": "agent", "volumeMounts": {}}]}}, "spec.containers.agent.volumeMounts"),
+        ({"spec": {"containers": [{"image": "x"}]}}, "spec.containers must be a list of objects with names"),
+        ({"metadata": {"labels": []}}, "metadata.labels must be an object"),
+        ({"containers": []}, "must have the objects metadata and spec only; it has containers"),
+    ],
+)
+def test_wrong_templates(template: dict[str, Any], says: str) -> None:
+    """A template whose fields the provider cannot complete is refused with the settings, and names the field."""
+    with pytest.raises(ValidationError, match=says):
+        _settings(template=template)
+
+
+def _settings(ports: str = "20000-20999", **more: Any) -> KubernetesSettings:
     types = {"gpu": {"cpus": 8, "memory": "32GiB"}}
     body = {"region": "r", "machine_types": types, "namespace": "n", "image": "i", "agent": "a", "ports": ports}
-    return KubernetesSettings.model_validate({**body, "zones": {"any": {}}})
+    return KubernetesSettings.model_validate({**body, "zones": {"any": {}}, **more})
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "Configuration file .*config not found"),
+        ("a: [", "config is not valid: ParserError"),
+        ("{}", "config is not valid: KeyError"),
+        ("{clusters: [], contexts: [], users: [], current-context: none}", "Context 'none' not found"),
+    ],
+)
+def test_wrong_kubeconfigs(tmp_path: Path, content: str | None, says: str) -> None:
+    """A kubeconfig that is missing or not valid is named, and the provider does not answer until it is repaired."""
+    path = tmp_path / "config"
+    if content is not None:
+        path.write_text(content)
+    api = KubernetesApi("site", _settings(kubeconfig=path))
+    with pytest.raises(ProviderUnavailable, match=f"^site: kubeconfig: .*{says}"):
+        api.objects("pods")

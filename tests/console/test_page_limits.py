@@ -5,16 +5,19 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 
 from api.auth import Caller, Role
 from api.problems import HttpProblem
 from api.streams.hub import Hub
 from domain.phases import Phase
 from infra.config.services import LimitSettings
+from infra.db.array_rows import take_element
+from infra.db.models import Workload
+from tests.api.calls import act
 from tests.api.published import publish
 from tests.api.test_logs import Shipper, placed
-from tests.api.world import ApiWorld
+from tests.api.world import ApiWorld, document
 from tests.console.conftest import Browse
 
 
@@ -36,8 +39,41 @@ async def test_a_large_log_is_cut_at_its_beginning(world: ApiWorld, browse: Brow
             assert f"--- trainer/{task}| older lines are left out: the newest 128 KiB are shown" in text
         text = (await client.get(f"/console/workloads/{id_}/logs?task=0")).text
         assert "the newest 256 KiB are shown" in text and "line 499 " in text and "line 300 " not in text
+        link = re.search(r'Older lines are left out: <a href="(.*?older=\d+)"', text)
+        assert link is not None
+        shown = min(map(int, re.findall(r"^line (\d+) ", text, re.MULTILINE)))
+        text = (await client.get(link[1].replace("&amp;", "&"))).text
+        older = list(map(int, re.findall(r"^line (\d+) ", text, re.MULTILINE)))
+        assert older == list(range(older[0], shown)) and len(older) > 50 and "The newest</a>" in text
         text = (await client.get(f"/console/workloads/{id_}/logs?contains=line+49")).text
         assert "line 499 " in text and "older lines" not in text
+
+
+async def test_the_logs_of_an_array_are_cut_at_whole_elements(world: ApiWorld, browse: Browse) -> None:
+    """The page has the elements with the highest indexes, and a link to the others; each is on one page."""
+    array = (await act(world, "/v1/workloads", "vision", document(name="sweep", array="0-9"))).json()["id"]
+    for index in range(10):
+        with world.session() as session:
+            session.get_one(Workload, array, with_for_update=True)
+            take_element(session, array, index, index)
+            session.flush()
+            element = session.scalars(select(Workload.id).where(Workload.array_index == index)).one()
+            session.get_one(Workload, element).attempt = 1
+        world.add_attempt(element, 1, "north/alpha/m1", 0)
+        shipper = Shipper(world.buckets["north"], element, task=0)
+        shipper.ship("".join(f"line {n} {'x' * 1000}\n" for n in range(60))).end()
+    found, path = [], f"/console/workloads/{array}/logs"
+    async with browse("vision") as client:
+        while path:
+            text = (await client.get(path)).text
+            lines = re.findall(r"(?:^|>)sweep/(\d)\S* (?:\S+: )?line (\d+) ", text, re.MULTILINE)
+            elements = sorted({int(element) for element, _ in lines}, reverse=True)
+            assert lines == [(str(element), str(n)) for element in elements for n in range(60)]
+            found.append(elements)
+            link = re.search(r'are left out: <a href="(.*?)"', text)
+            path = link[1].replace("&amp;", "&") if link else ""
+    assert found[0][0] == 9 and len(found) > 1
+    assert [one for part in found for one in part] == list(range(9, -1, -1))
 
 
 async def test_a_line_longer_than_the_page(world: ApiWorld, browse: Browse) -> None:

@@ -8,18 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 from PIL import Image
 from sqlalchemy import func, select, update
 
-from api.fleet.slots import MachineSlots, MachineTerms
+from api.fleet.slots import MachineTerms, RegionMasks, SlotHolders
 from console import fleet_pages
 from console.application import create_app
-from console.fleet_picture import RegionMaps, SlotUse, prices_of
+from console.fleet_picture import COLOURS, RegionMaps, SlotUse, prices_of
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
-from infra.db.logs import Audit
+from infra.db.logs import Audit, MachineChange
 from infra.db.models import Allocation, Cluster, ClusterPrice, Eviction, Machine, Workload
 from infra.db.placement_runs import PlacementMove, PlacementRun
 from infra.db.tenants import Tenant
@@ -218,9 +219,15 @@ async def test_a_map_by_kind_and_by_price(world: ApiWorld, browse: Browse, monke
 def test_each_machine_has_the_colour_of_its_price() -> None:
     """Of nine prices and seven colours, a dearer machine never has the colour of a cheaper one; a lost one has none."""
     prices = [3.0, 1.0, 2.0, None, 5.0, 4.0, 6.0, 7.0, 8.0, 9.0]
-    slots = [MachineSlots(f"m{n}", 2, 1, 0, 0, "lost" if n == 4 else "ready", False, True) for n in range(len(prices))]
-    terms = {one.id: MachineTerms(CapacityKind.SPOT, price) for one, price in zip(slots, prices, strict=True)}
-    content = prices_of(slots, terms)
+    nothing = np.zeros(len(prices), np.uint64)
+    numbers = np.arange(len(prices))
+    machines = RegionMasks(
+        names="\n".join(f"m{n}" for n in numbers), slots=np.full(len(prices), 2), held=nothing + np.uint64(1),
+        promised=nothing, withheld=nothing, is_lost=numbers == 4, is_closed=numbers < 0,
+        holders=SlotHolders(numbers[:0], nothing[:0], numbers[:0]),
+        terms=[MachineTerms(CapacityKind.SPOT, price) for price in prices],
+    )  # fmt: skip
+    content = prices_of(machines)
     shown = [(price, int(row[0])) for price, row in zip(prices, content.uses, strict=True)]
     assert all(row[0] == row[1] for row in content.uses)
     assert (shown[3][1], shown[4][1]) == (SlotUse.FREE, SlotUse.LOST)
@@ -254,7 +261,55 @@ async def test_a_map_of_the_past(world: ApiWorld, browse: Browse) -> None:
         assert theirs not in (await tenant.get(moved.headers["location"])).text
         future = await operator.get(f"/console/fleet/north/past?at={now + timedelta(minutes=5):%Y-%m-%dT%H:%MZ}")
         assert future.status_code == 422 and "must be a time in the past" in future.text
-        assert (await operator.get("/console/fleet/nowhere/past?at=2026-01-01T00:00Z")).status_code == 404
+        assert (await operator.get(f"/console/fleet/nowhere/past?at={at[0]}")).status_code == 404
+
+
+async def test_the_past_shows_cordons_and_lost_machines(world: ApiWorld, browse: Browse) -> None:
+    """A trigger records each state; the map at a time has the one of that time, and a machine that came later none."""
+    now = datetime.now(UTC)
+
+    def minutes_ago(minutes: int) -> str:
+        return f"{now - timedelta(minutes=minutes):%Y-%m-%dT%H:%MZ}"
+
+    def at(minutes: int) -> datetime:
+        return now - timedelta(minutes=minutes)
+
+    m1 = update(Machine).where(Machine.id == "north/alpha/m1")
+    cordon = Reason(ReasonCode.CORDONED_BY_OPERATOR, {"by": "key", "note": "a fan"}).to_json()
+    with world.session() as session:
+        session.execute(update(Machine).values(registered_at=at(600)))
+        session.execute(update(Machine).where(Machine.id != "north/alpha/m1").values(registered_at=at(100)))
+    for minutes, values in ((500, {"state": "lost"}), (300, {"state": "ready", "cordon": cordon})):
+        with world.session() as session:
+            session.execute(m1.values(**values))
+            newest = select(func.max(MachineChange.since)).where(MachineChange.machine == "north/alpha/m1")
+            session.flush()
+            session.execute(
+                update(MachineChange)
+                .where(MachineChange.machine == "north/alpha/m1", MachineChange.since == newest.scalar_subquery())
+                .values(since=at(minutes))
+            )
+    with world.session() as session:
+        first = select(func.min(MachineChange.since)).where(MachineChange.machine == "north/alpha/m1")
+        session.execute(m1.values(cordon=None))
+        assert session.scalars(first).one() == at(500)
+
+    def colours(answer: httpx.Response) -> set[str]:
+        picture = Image.open(io.BytesIO(answer.content)).convert("RGB")
+        return {bytes(colour).hex() for _, colour in picture.getcolors() or []} - {"000000"}
+
+    async with browse("vision") as client:
+        found = {
+            minutes: colours(await client.get(f"/console/fleet/north/past.png?at={minutes_ago(minutes)}"))
+            for minutes in (50, 200, 400, 550)
+        }
+        assert found[400] == {COLOURS[SlotUse.LOST]}
+        assert found[200] == {COLOURS[SlotUse.CLOSED]}
+        assert found[550] == {COLOURS[SlotUse.FREE]} and COLOURS[SlotUse.FREE] in found[50]
+        text = (await client.get(f"/console/fleet/north/past?at={minutes_ago(290)}")).text
+        assert re.findall(r'north/alpha/m1</a></th><td class="">(.*?)</td>', text) == ["ready, cordoned"]
+        long_ago = await client.get(f"/console/fleet/north/past?at={minutes_ago(15 * 1440)}")
+        assert long_ago.status_code == 422 and "lifecycle.keep_fleet_history_s" in long_ago.text
 
 
 async def test_steps_and_metrics_over_time(world: ApiWorld, browse: Browse) -> None:

@@ -105,14 +105,16 @@ async def test_ready_replicas_by_version_and_zone(world: ApiWorld, browse: Brows
     made = (await act(world, "/v1/services", "vision", chat)).json()["id"]
     with world.session() as session:
         for number, zone, ready in ((0, "north/a", True), (1, "north/a", False), (2, None, True)):
+            replica = world.add_workload(Phase.RUNNING, name=f"chat-{number}")
             session.add(
                 ServiceReplica(
-                    service=made, number=number, version=1, workload=world.add_workload(Phase.RUNNING), kind="spot",
+                    service=made, number=number, version=1, workload=replica, kind="spot",
                     zone=zone, cluster=None, usd_per_h=None, is_base=True, replaces=None, ready=ready,
                     ready_changed_at=func.now(), first_ready_at=func.now(),
                 )
             )  # fmt: skip
     async with browse("vision") as client:
         text = (await client.get(f"/console/services/{made}")).text
+    assert re.search(r">chat-\d</a>", text) and not re.search(r">wl-", text)
     assert re.search(r"<td>north/a</td><td>spot</td><td class=\"number warn\">1 of 2</td>", text)
     assert re.search(r"<td>shared machines</td><td>spot</td><td class=\"number\">1 of 1</td>", text)

@@ -17,7 +17,17 @@ TYPES = ("a100", "h100")
 def machine(id_: str, free: int, gpus: int = 8, cluster: str = "c", kind: str = "a100", **more: object) -> MachineState:
     """Returns a machine with as many CPUs and bytes of memory for each GPU as a task asks for."""
     return MachineState(
-        id_, cluster, "k", kind, gpus, free, 10 * free, 10 * free, 10 * gpus, 10 * gpus, **more  # type: ignore[arg-type]
+        id_,
+        cluster,
+        "k",
+        kind,
+        gpus,
+        free,
+        10 * free,
+        10 * free,
+        10 * gpus,
+        10 * gpus,
+        **more,  # type: ignore[arg-type]
     )
 
 

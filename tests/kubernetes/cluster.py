@@ -222,9 +222,9 @@ class KubernetesCluster:
             where = root if body["kind"].startswith("Cluster") else f"{root}/namespaces/{NAMESPACE}"
             self.call("POST", f"{where}/{body['kind'].lower()}s", body)
 
-    def kubeconfig_at(self, url: str) -> Path:
-        """Returns a kubeconfig as `kubeconfig`, for a server in between."""
-        self._write_kubeconfig(path := self.folder / f"{url.rpartition(':')[2]}.kubeconfig", "mizzen-token", url)
+    def kubeconfig_at(self, url: str, user: str = "mizzen") -> Path:
+        """Returns a kubeconfig of mizzen, or of its `dispatcher`, for a server in between."""
+        self._write_kubeconfig(path := self.folder / f"{url.rpartition(':')[2]}.kubeconfig", f"{user}-token", url)
         return path
 
     def _write_kubeconfig(self, path: Path, token: str, url: str | None = None) -> None:

@@ -43,15 +43,20 @@ _MOUNT = 'mkdir -p "$1"; mount --bind "$2" "$1"; shift 2; exec "$@"'
 class _Container:
     """The processes of a pod."""
 
-    def __init__(self, pod: dict[str, Any], environ: dict[str, str], folder: Path) -> None:
+    def __init__(
+        self, pod: dict[str, Any], environ: dict[str, str], folder: Path, files: dict[str, dict[str, str]]
+    ) -> None:
+        """`files`: the content of each file of each volume that is a ConfigMap."""
         self.pod, self.killed, self.oom = pod, False, False
         (agent,) = [one for one in pod["spec"]["containers"] if one["name"] == AGENT]
         folder.mkdir()
         command = [sys.executable, "-c", _PAUSE, *agent["command"]]
         for mount in agent.get("volumeMounts", []):
-            if mount["name"] == "mizzen-state":
-                (state := folder / "state").mkdir()
-                command = ["sh", "-c", _MOUNT, "sh", mount["mountPath"], str(state), *command]
+            if (name := mount["name"]) in ("mizzen-state", *files):
+                (volume := folder / name.removeprefix("mizzen-")).mkdir()
+                for file, content in files.get(name, {}).items():
+                    (volume / file).write_text(content)
+                command = ["sh", "-c", _MOUNT, "sh", mount["mountPath"], str(volume), *command]
         with (folder / "log").open("wb") as log:
             self.process = subprocess.Popen(
                 ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *command],
@@ -200,7 +205,10 @@ class Nodes:
         if environ is None:
             self._say(pod, "Pending", {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}})
             return
-        self.containers[name] = _Container(pod, environ, self._folder / pod["metadata"]["uid"])
+        maps = {one["name"]: one["configMap"]["name"] for one in pod["spec"].get("volumes", []) if "configMap" in one}
+        path = f"/api/v1/namespaces/{NAMESPACE}/configmaps"
+        files = {volume: self._cluster.call("GET", f"{path}/{name}")["data"] for volume, name in maps.items()}
+        self.containers[name] = _Container(pod, environ, self._folder / pod["metadata"]["uid"], files)
         self.started[name] += 1
         self._runs(pod)
 

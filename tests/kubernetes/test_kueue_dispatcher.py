@@ -136,11 +136,8 @@ def test_two_dispatchers_and_lost_answers(there: KubernetesCluster, tmp_path: Pa
     with (
         losing(there.url, 1, "PATCH") as bad,
         _dispatching(there),
-        _dispatching(there, kubeconfig=str(there.kubeconfig_at(bad))),
+        _dispatching(there, kubeconfig=str(there.kubeconfig_at(bad, "dispatcher"))),
     ):
-        config = yaml.safe_load(bad.read_text())
-        config["users"][0]["user"]["token"] = "dispatcher-token"
-        bad.write_text(yaml.safe_dump(config))
         for k in range(24):
             kueue.submit(there, f"w{k}", 2)
             there.patch(kueue.path_of(f"w{k}"), {"metadata": {"labels": {"by": "others"}}})

@@ -425,6 +425,13 @@ def test_the_local_folder_is_a_tier_of_its_own(tmp_path: Path, machines: list[Pa
     assert not (root / "memory").exists()
 
 
+def test_an_address_of_another_network_is_a_warning(tmp_path: Path, machines: list[Path], whole: str) -> None:
+    """As in a sandbox with a network of its own, if the task starts the server. The training continues without it."""
+    _, digest, warned = _train(tmp_path / "root", machines[0], peers=True, address="203.0.113.7")
+    assert digest == whole
+    assert "203.0.113.7:0 cannot be bound" in warned and "use no peers" in warned
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("memory_bytes", -1), ("idle_s", 0), ("process_mtbf_s", 0.5), ("both_mtbf_s", float("inf")),

@@ -5,9 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mizzen.checkpoint import list_committed
+from mizzen.checkpoint.pictures import differing, picture
 
 SCRIPT = """
 import random
@@ -160,3 +162,31 @@ def test_a_script_that_cannot_be_started_again_says_so(tmp_path: Path) -> None:
     """A script from standard input trains on, with a warning."""
     said = verified(tmp_path, "nothing", command=("-",))
     assert "the script cannot be started once more: it is a notebook, or was typed in or read from standard" in said
+
+
+def test_a_picture_takes_no_longer_than_it_may() -> None:
+    """Without time, it has no tensor and one part; it is compared with a whole one by what both have."""
+    state = {"model": {"w": np.zeros(9), "rate": 1.0}, "optimizer": {"rate": 1.0}}
+    some, whole = picture(state, 0.0), picture(state)
+    assert some.keys() == {"model"} and not some["model"]["tensors"]
+    assert whole.keys() == state.keys() and len(whole["model"]["tensors"]) == 1
+    assert differing(some, whole) == differing(whole, some) == []
+    other = picture({"model": {"w": np.ones(9), "rate": 2.0}, "optimizer": {"rate": 2.0}})
+    assert [one.path for one in differing(some, other)] == ["model/rate"]
+    assert [one.path for one in differing(whole, other)] == ["model/rate", "optimizer/rate", "model/w"]
+
+
+def test_a_tensor_that_one_state_lacks_is_a_difference() -> None:
+    """The trees name all tensors, also those that a picture leaves out."""
+    one, other = picture({"m": {"a": np.zeros(2)}}, 0.0), picture({"m": {"a": np.zeros(2), "b": np.zeros(2)}})
+    assert [found.path for found in differing(one, other)] == ["m/b"]
+
+
+def test_a_change_in_any_half_of_a_large_tensor_is_seen() -> None:
+    """Samples are spread over a tensor."""
+    values = np.zeros(1 << 20, np.uint8)
+    before = picture({"m": {"a": values}})
+    for low in (0, 1 << 19):
+        changed = values.copy()
+        changed[low : low + (1 << 19)] += 1
+        assert [found.path for found in differing(before, picture({"m": {"a": changed}}))] == ["m/a"]

@@ -229,19 +229,44 @@ def test_a_job_that_slurm_starts_again_ends(transport: str) -> None:
         slurm.command("scontrol", "update", f"jobid={_number(job)}", "requeue=1")
         slurm.command("scontrol", "requeue", _number(job))
         slurm.until(lambda: "again" in (_of(provider, job).ended or ""), "the machine has ended")
-        # Slurm would wait two minutes, until it takes no credential of the job's first start any more.
+        # Slurm would wait two minutes. For two seconds, 24.11's nodes refuse each start of a job that they have killed.
+        time.sleep(2.5)
         slurm.command("scontrol", "update", f"jobid={_number(job)}", "starttime=now")
         slurm.until(lambda: not slurm.jobs(), "the job ended", 200.0)
+        assert f"ExitCode={agent_exits.RESTARTED}:0" in slurm.command("scontrol", "show", "job", _number(job))
         assert "again" in (_of(provider, job).ended or "")
 
 
+def test_the_hint_may_come_before_the_agent_listens(tmp_path: Path) -> None:
+    """A pilot that gets the signal of `--signal` while its agent starts goes on: of a short job, it comes at once."""
+    with _cluster("commands", 1) as (slurm, _):
+        provider = provider_on(slurm, "commands", prepare=f"touch {tmp_path}/starts; sleep 1", agent="sleep 600 #")
+        job = provider.launch(request_for(_offer(provider)))
+        slurm.until((tmp_path / "starts").exists, "the script runs")
+        slurm.command("scancel", "--batch", "--signal=USR1", _number(job))
+        time.sleep(3)
+        assert _of(provider, job).ended is None
+
+
 def test_a_wrong_request_and_a_wrong_token(transport: str) -> None:
-    """A partition that does not exist is a wrong request; a token that is not valid says nothing about a launch."""
+    """A partition that does not exist is a wrong request; one that an administrator has closed has no capacity now.
+
+    A token that is not valid says nothing about a launch.
+    """
     with _cluster(transport, 1) as (slurm, provider):
         wrong = provider_on(slurm, transport, partitions={"batch": {"partition": "nowhere"}})
         with pytest.raises(LaunchRefused, match="Invalid partition name") as raised:
             wrong.launch(request_for(_offer(wrong)))
         assert raised.value.refusal is Refusal.REQUEST
+        large = provider_on(slurm, transport, machine_types={"large": {"cpus": 1, "memory": "8TiB"}})
+        with pytest.raises(LaunchRefused, match="node configuration is not available"):
+            large.launch(request_for(_offer(large)))
+        assert not list((slurm.folder / "pilots").glob("*.env")), "the secrets of a refused job are left"
+        slurm.command("scontrol", "update", "partitionname=batch", "state=inactive")
+        with pytest.raises(LaunchRefused, match="not available") as raised:
+            provider.launch(request_for(_offer(provider)))
+        assert raised.value.refusal is Refusal.CAPACITY
+        slurm.command("scontrol", "update", "partitionname=batch", "state=up")
         if transport == "rest":
             Path(slurm.rest["token_file"]).write_text("x.y.z")
             for request in (provider.describe, lambda: provider.launch(request_for(_offer(provider)))):

@@ -100,6 +100,33 @@ async def test_a_failure_is_retried_within_its_limit_and_then_shown_with_its_las
     assert [r.blames_machine for r in life.facts.releases] == [None, None]
 
 
+@goes(*RUNNING, "pending task_failed", *AGAIN, "failed retries_exhausted")
+async def test_the_memory_of_a_failed_workload_is_freed(life: Life) -> None:
+    """Where machines hold checkpoints in memory, the end of a workload ends their servers, and a retry does not."""
+    life.plan.retries, life.plan.holds_memory = 1, True
+
+    def ended() -> list[int]:
+        return [sum(one.ends for one in agent.requests(Activity.STOP_NODE)) for agent in life.agents]
+
+    await running(life)
+    life.agents[0].ends(3)
+    await life.reaches(Phase.PENDING)
+    assert ended() == [0, 0]
+    await running(life)
+    life.agents[1].ends(4)
+    assert await life.result() == "failed"
+    assert ended() == [1, 1]
+
+
+@goes(*RUNNING, "succeeded completed")
+async def test_agents_free_the_memory_of_a_workload_that_succeeds_by_themselves(life: Life) -> None:
+    """The agents of the last attempt get no request."""
+    life.plan.holds_memory = True
+    await running(life)
+    await ends_well(life)
+    assert life.stopped() == [[], []]
+
+
 @goes(*RUNNING, "failed retries_exhausted")
 async def test_the_first_failure_is_shown_and_not_those_that_were_stopped_for_it(life: Life) -> None:
     """A task that exited by itself is the reason, even if a peer's end by SIGTERM was reported earlier."""

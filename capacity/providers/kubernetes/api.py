@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx2
+import yaml
 from lightkube.config.client_adapter import Client, ConnectionParams
 from lightkube.config.kubeconfig import KubeConfig
 from lightkube.core.exceptions import ConfigError
@@ -15,6 +16,8 @@ from capacity.provider import ProviderUnavailable
 from capacity.providers.kubernetes.settings import ClusterAccess
 
 _PAGE = 500
+_INVALID = (KeyError, TypeError, AttributeError, AssertionError, ValueError, yaml.YAMLError)
+"""Errors of lightkube about a file that is no kubeconfig."""
 Object = dict[str, Any]
 
 
@@ -163,8 +166,11 @@ class KubernetesApi:
             if chosen is None:
                 raise ConfigError("it has no current context; set `context`")
             return Client(chosen, ConnectionParams(timeout=httpx2.Timeout(self._settings.timeout_s)))
-        except (ConfigError, OSError, KeyError, AssertionError, ValueError) as error:
-            raise ProviderUnavailable(f"{self._name}: kubeconfig: {error!r}") from None
+        except (ConfigError, OSError) as error:
+            raise ProviderUnavailable(f"{self._name}: kubeconfig: {error}") from None
+        except _INVALID as error:
+            said = " ".join(repr(error).split())
+            raise ProviderUnavailable(f"{self._name}: kubeconfig: {path or 'the file'} is not valid: {said}") from None
 
     @contextmanager
     def _asking(self, what: str) -> Iterator[None]:

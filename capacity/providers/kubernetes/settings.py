@@ -13,6 +13,10 @@ Line = Annotated[str, StringConstraints(min_length=1, pattern=r"^[^\n\x00]*$")]
 AGENT = "agent"
 """The name of the container that the provider completes, or adds to the template."""
 
+_COMPLETED: dict[str, type] = {"nodeSelector": dict, "tolerations": list, "volumes": list}
+_OF_AGENT: dict[str, type] = {"env": list, "volumeMounts": list, "resources": dict}
+"""The fields of a template's spec, and of the agent's container, to which the provider adds, with their types."""
+
 
 class KubernetesMachineType(PricedShape):
     """The resources of a pod, all of which its machine offers, and the price of such a machine."""
@@ -87,4 +91,14 @@ class KubernetesSettings(ClusterAccess):
         containers = parts[1].get("containers", [])
         if not isinstance(containers, list) or not all(isinstance(one, dict) and one.get("name") for one in containers):
             raise ValueError("spec.containers must be a list of objects with names")
+        agent: dict[str, Any] = next((one for one in containers if one["name"] == AGENT), {})
+        # The fields to which the provider adds; the API server checks all others.
+        given: dict[str, tuple[Any, type]] = {"metadata.labels": (parts[0].get("labels", {}), dict)}
+        given |= {f"spec.{name}": (parts[1].get(name, kind()), kind) for name, kind in _COMPLETED.items()}
+        given |= {
+            f"spec.containers.{AGENT}.{name}": (agent.get(name, kind()), kind) for name, kind in _OF_AGENT.items()
+        }
+        for where, (value, kind) in given.items():
+            if not isinstance(value, kind):
+                raise ValueError(f"{where} must be {'an object' if kind is dict else 'a list'}; it is {value!r}")
         return template

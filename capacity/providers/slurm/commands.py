@@ -79,6 +79,8 @@ class SlurmCommands:
             )
         except subprocess.TimeoutExpired:
             raise ProviderUnavailable(f"{self._name}: {words[0]}: no answer within {self._timeout_s:g} s") from None
+        except FileNotFoundError:
+            raise ProviderUnavailable(f"{self._name}: {words[0]}: there is no such program in PATH") from None
         except OSError as error:
             raise ProviderUnavailable(f"{self._name}: {words[0]}: {error}") from None
         if done.returncode == 0:

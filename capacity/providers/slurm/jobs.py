@@ -119,11 +119,16 @@ class PilotJob:
 
     @property
     def ended(self) -> str | None:
-        """Why the job has ended; None: it exists."""
+        """Why the job has ended; None: it exists.
+
+        The machine of a job that Slurm has requeued has ended with the first run, however the next one ends: it fails
+        before the script exits if Slurm still cleans up after the first.
+        """
+        if self.restarts and self.state != "COMPLETING":
+            return agent_exits.SAID[agent_exits.RESTARTED]
         said = ENDS.get(self.state)
         if said is None:
-            requeued = self.restarts and self.state in _WAITING
-            return agent_exits.SAID[agent_exits.RESTARTED] if requeued else None
+            return None
         status, by = _end(self._exit)
         if self.state == "FAILED" and status in agent_exits.SAID:
             return agent_exits.SAID[status]

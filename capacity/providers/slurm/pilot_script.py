@@ -87,6 +87,8 @@ def script(settings: SlurmSettings, request: LaunchRequest) -> str:
         "set -eu",
         "umask 077",
         f'[ "${{SLURM_RESTART_COUNT:-0}}" -eq 0 ] || exit {agent_exits.RESTARTED}',
+        # The signal of `--signal` may come while the agent starts. It is only a hint, and must not end the job.
+        "trap '' USR1",
         # A second job of this instance finds no file, and ends.
         f". {file}",
         f"rm -f {file}",

@@ -61,26 +61,30 @@ class SlurmProvider:
             job = self._commands.submit(
                 options(self._settings, request, self._comment), script(self._settings, request)
             )
-        except (LaunchRefused, ProviderUnavailable) as error:
+        except LaunchRefused as refused:
             # slurmrestd of 22.05 answers with an error also if it accepts a job that cannot start now.
+            if (found := self._first(request.instance, refused)) is not None:
+                return found.native_id
+            file.unlink(missing_ok=True)
+            raise
+        except ProviderUnavailable:
             if (found := self._first(request.instance)) is not None:
                 return found.native_id
-            if isinstance(error, LaunchRefused):
-                file.unlink(missing_ok=True)
             raise
         found = self._first(request.instance)
         return native_id(job, request.instance) if found is None else found.native_id
 
-    def _first(self, instance: str) -> PilotJob | None:
-        """Returns the instance's job with the lowest number; None: there is none.
+    def _first(self, instance: str, refused: LaunchRefused | None = None) -> PilotJob | None:
+        """Returns the instance's job with the lowest number; None: there is none, or its refusal is known.
 
         Raises:
             LaunchRefused: the controller refused it, and the answer was lost.
         """
         jobs = self._commands.jobs(self._comment, instance)
         accepted = [job for job in jobs if not job.never_accepted]
-        if jobs and not accepted:
-            raise LaunchRefused(Refusal.REQUEST, f"job {jobs[0].id}: {jobs[0].reason}")
+        if jobs and not accepted and refused is None:
+            words = f"job {jobs[0].id}: {jobs[0].reason}: no node of the partition has what the job asks for"
+            raise LaunchRefused(Refusal.REQUEST, words)
         return min(accepted, key=lambda job: int(job.id), default=None)
 
     def describe(self) -> Sequence[FoundMachine]:

@@ -10,8 +10,10 @@ _UNKNOWN = (
 _KINDS = {
     Refusal.CAPACITY: (
         "node configuration is not available", "nodes are busy", "DOWN, DRAINED", "Required node not available",
+        "partition not available", "partition configuration not available", "reservation not usable now",
+        "maintenance reservation",
     ),
-    Refusal.QUOTA: ("QOS", "accounting", "Assoc", "limit on the number", "PilotJob violates"),
+    Refusal.QUOTA: ("QOS", "accounting", "Assoc", "limit on the number"),
 }  # fmt: skip
 
 

@@ -96,6 +96,7 @@ class FirstRun:
 
     def saved(self, step: int, durable: Callable[[], object]) -> None:
         """Start the second run after the first save. `durable` waits until the save of `step` has ended."""
+        self._stepped_s = time.monotonic()  # The save is not a part of the next step.
         if self._begun:
             return
         self._begun = True
@@ -126,7 +127,7 @@ class FirstRun:
 
     def _take(self, step: int) -> None:
         began_s = time.monotonic()
-        self._pictures[step] = picture(self._tracked.state(step))
+        self._pictures[step] = picture(self._tracked.state(step), STALL_STEPS * self._step_s - self._stall_s)
         took_s = time.monotonic() - began_s
         self._stall_s += took_s
         # The last pictures matter most, because differences persist. If not all can be taken, leave out earlier ones.

@@ -68,7 +68,7 @@ class GpuCopies:
         It is filled when this returns, or, if `later` was set, after `finish`.
         """
         with loaded("torch").no_grad():
-            flat = [_bytes_of(tensor) for tensor in tensors]
+            flat = [bytes_of(tensor) for tensor in tensors]
             host = self._memory(sum(map(len, flat)))
             low = 0
             for group in _groups(flat):
@@ -191,7 +191,7 @@ class _Room:
             return 0
 
 
-def _bytes_of(tensor: Any) -> Any:
+def bytes_of(tensor: Any) -> Any:
     """Return the elements of a tensor in C order as a tensor of bytes with one dimension, on the same device."""
     torch = loaded("torch")
     plain = tensor.detach().resolve_conj().resolve_neg()

@@ -5,7 +5,6 @@ types and shapes. The load only copies bytes, so no error of the module can leav
 can be read in place, without a second copy in memory. A module with hooks or a load method of its own has no layout.
 """
 
-import ctypes
 import re
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -40,6 +39,8 @@ class ModuleLayout(NamedTuple):
 
     def fill(self, content: memoryview) -> None:
         """Copy the tensors from the content of the file."""
+        import ctypes  # See `tensors.live_memory`.
+
         torch = loaded("torch")
         kind = torch.Tensor
         start = ctypes.addressof(ctypes.c_char.from_buffer(content))

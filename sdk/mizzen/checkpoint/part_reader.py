@@ -5,7 +5,6 @@ in torch (kernels round differently at other addresses), or the tensors of a liv
 addition, only a few pieces are held in memory.
 """
 
-import ctypes
 import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -124,6 +123,8 @@ def aligned_buffer(size_bytes: int) -> memoryview:
     lowers the cost further.
     """
     if size_bytes < _MAPPED_BYTES:
+        import ctypes  # See `tensors.live_memory`.
+
         memory = bytearray(size_bytes + ALIGNED_BYTES)
         skip = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % ALIGNED_BYTES
         return memoryview(memory)[skip : skip + size_bytes]

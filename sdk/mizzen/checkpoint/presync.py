@@ -51,16 +51,21 @@ class Unsent(NamedTuple):
     sample: bytes
 
 
-def sample(chunks: Sequence[Chunk], size_bytes: int) -> bytes:
+def offsets(size_bytes: int) -> list[int]:
+    """Return where the samples of a content of this size begin."""
+    return [size_bytes * n // _SAMPLES for n in range(_SAMPLES)]
+
+
+def sample(chunks: Sequence[Chunk], size_bytes: int, sample_bytes: int = _SAMPLE_BYTES) -> bytes:
     """Return bytes at evenly spaced offsets of a part. If the samples of two contents differ, so do the contents."""
-    wanted = [size_bytes * n // _SAMPLES for n in range(_SAMPLES)]
+    wanted = offsets(size_bytes)
     found = []
     start = 0
     for chunk in chunks:
         view = memoryview(chunk).cast("B")
         while wanted and wanted[0] < start + view.nbytes:
             offset = wanted.pop(0) - start
-            found.append(bytes(view[offset : offset + _SAMPLE_BYTES]))
+            found.append(bytes(view[offset : offset + sample_bytes]))
         start += view.nbytes
     return b"".join(found)
 

@@ -12,7 +12,6 @@ The part `rng` holds the states of the global generators, each only if its libra
 A restore sets the generator of a library only if the library is imported by then.
 """
 
-import random
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,8 @@ Access = tuple[Callable[[], Any], Callable[[Any], Any]]
 
 def capture_shared(*, devices: bool = True) -> dict[str, Any]:
     """Return the states of the global random generators: with `devices`, also those of GPUs."""
+    import random  # Not at the start: it takes 4 ms of CPU, and most scripts import it anyway.
+
     state: dict[str, Any] = {"python": random.getstate()}
     if loaded("numpy.random") is not None:
         state["numpy"] = loaded("numpy.random").get_state(legacy=False)
@@ -43,6 +44,8 @@ def restore_shared(state: dict[str, Any]) -> None:
 
     If the state has more CUDA devices than this process, the additional ones are skipped with a `CheckpointWarning`.
     """
+    import random
+
     random.setstate(state["python"])
     if "numpy" in state and loaded("numpy.random") is not None:
         loaded("numpy.random").set_state(state["numpy"])
@@ -81,7 +84,8 @@ def generator(value: Any) -> Access | None:
 
     Supported are `random.Random`, numpy's `Generator`, `BitGenerator` and `RandomState`, and `torch.Generator`.
     """
-    if isinstance(value, random.Random):
+    python = loaded("random")
+    if python is not None and isinstance(value, python.Random):
         return value.getstate, value.setstate
     numpy = loaded("numpy.random")
     if numpy is not None:

@@ -1,6 +1,5 @@
 """Copies a state in memory, so that a background thread can write it while training continues."""
 
-import ctypes
 import mmap
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -76,5 +75,7 @@ def anonymous(size_bytes: int) -> memoryview:
 
 def move(target: memoryview, source: memoryview) -> None:
     """Copy memory without holding the GIL, which a slice assignment would hold. Both must be writable."""
+    import ctypes  # See `tensors.live_memory`.
+
     to, of = (ctypes.addressof(ctypes.c_char.from_buffer(memory)) for memory in (target, source))
     ctypes.memmove(to, of, len(source))

@@ -8,7 +8,6 @@ A type that safetensors lacks is stored as another type, and the tree records th
 | float8_e8m0fnu, float8_e4m3fnuz, float8_e5m2fnuz | U8, the same bits |
 """
 
-import ctypes
 import math
 import sys
 from _pickle import PickleBuffer
@@ -211,12 +210,16 @@ def _memory(tensor: Any) -> Chunk:
     """
     size_bytes = tensor.nbytes
     if size_bytes < SMALL_BYTES:
+        import ctypes
+
         return ctypes.string_at(tensor.data_ptr(), size_bytes) if size_bytes else b""
     return live_memory(tensor)
 
 
 def live_memory(tensor: Any) -> memoryview:
     """Return a view of the memory of a non-empty, contiguous CPU tensor. The view keeps the tensor alive."""
+    import ctypes  # Not at the start: it takes 4 ms of CPU, and torch and numpy import it anyway.
+
     size_bytes = tensor.nbytes
     memory = (ctypes.c_ubyte * size_bytes).from_address(tensor.data_ptr())
     memory.owner = tensor

@@ -255,7 +255,14 @@ def serve(told: dict[str, Any], *, detach: bool = False) -> _Server | None:
     server = _Server(told, base.with_suffix(".sock"))
     links = []
     if told["host"] is not None:
-        links.append(socket.create_server((told["host"], int(told["port"]))))
+        try:
+            links.append(socket.create_server((told["host"], int(told["port"]))))
+        except OSError as error:
+            why = (
+                f"{told['host']}:{told['port']} cannot be bound: {error.strerror}. Where the training has a network of "
+                "its own, use no peers, or set aside tasks.checkpoint_memory"
+            )
+            raise OSError(error.errno, why) from None
         server.port = links[0].getsockname()[1]
     server.path.unlink(missing_ok=True)
     links.append(socket.socket(socket.AF_UNIX))

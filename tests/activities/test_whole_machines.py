@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-import activities.scheduling.consolidation as live
+import activities.scheduling.whole_machines as live
 from domain.phases import Phase
 from domain.reasons import ReasonCode
 from infra.db.models import Attempt, Machine
