@@ -50,7 +50,7 @@ def quality(
     """Returns the criteria of a plan that consists of these choices and evicts these victims."""
     return PlanQuality(
         victims_by_rank=tuple(sum(1 for v in victims if v.rank == rank) for rank in range(1, LOWEST_RANK + 1)),
-        lost_gpu_s=sum(_lost_gpu_ms(snapshot, v) for v in victims) / 1000,
+        lost_gpu_s=sum(lost_gpu_ms(snapshot, v) for v in victims) / 1000,
         youngest_victim_started_at_s=max((v.started_at_s for v in victims), default=-inf),
         missing_tasks=sum(max(0, c.job.most_tasks - c.job.tasks) for c in choices),
         spanning=sum(not c.place.cluster for c in choices),
@@ -84,7 +84,8 @@ def criteria(snapshot: RegionSnapshot, option: PlacementOption) -> tuple[object,
     return (*quality(snapshot, [option], option.victims).key, option.place.cluster, sorted(option.spread))
 
 
-def _lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
+def lost_gpu_ms(snapshot: RegionSnapshot, victim: RunningWorkload) -> int:
+    """Returns the work that an eviction loses, in thousandths of a GPU second."""
     cluster_of = {m.id: m.dynamic_cluster for m in snapshot.machines}
 
     def age(workload: RunningWorkload) -> float:

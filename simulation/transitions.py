@@ -166,8 +166,8 @@ class Transitions:
         A workload that grows keeps what it holds of its place, and books the rest.
         """
         assert state.place is not None
-        booked = self._beyond(state, plan, request) if what == "growths" else (plan, request)
-        self._take(state.place, *(replace(one, workload=state.booked_id) for one in booked))
+        part, of = self._beyond(state, plan, request) if what == "growths" else (plan, request)
+        self._take(state.place, replace(part, workload=state.booked_id), replace(of, workload=state.booked_id))
         state.booking = plan, request
         self._send_back(at_s, state, StepOutcome.TOLD, what)
         self.report(state, evictable=False)

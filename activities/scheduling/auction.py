@@ -13,7 +13,7 @@ from temporalio import activity
 from activities.scheduling.award_batch import BatchAward
 from activities.scheduling.bids import asked, region_bids
 from activities.scheduling.dry_run import dry_run
-from activities.scheduling.growth import grow
+from activities.scheduling.elastic_growth import grow
 from activities.scheduling.rate_limits import TimeShare
 from activities.scheduling.scan_result import ScannedQueue, batch, put_batch
 from activities.scheduling.scheduler_state import SchedulerState

@@ -41,7 +41,10 @@ def _in_order(at: At, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _range(values: dict[str, Any]) -> dict[str, Any]:
-    return values if values.get("most_tasks") != values.get("tasks") else {"tasks": values.get("tasks")}
+    found = {name: tasks for name, tasks in values.items() if tasks is not None}
+    if found.get("most_tasks") == found.get("tasks"):
+        found.pop("most_tasks", None)
+    return found
 
 
 _COUNT = integer(1, MAX_TASKS)

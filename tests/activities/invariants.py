@@ -37,8 +37,8 @@ def check_machines(world: World) -> None:
         unconfirmed = session.scalars(
             select(Allocation).where(Allocation.released_at.is_not(None), Allocation.stopped_at.is_(None))
         ).all()
-        live = session.scalars(select(Attempt).where(Attempt.released_at.is_(None)))
-        attempts = {(a.workload, a.attempt) for a in live}
+        unreleased = session.scalars(select(Attempt).where(Attempt.released_at.is_(None)))
+        attempts = {(a.workload, a.attempt) for a in unreleased}
         evictions = {
             (e.evictor, e.evictor_attempt, e.victim, e.victim_attempt) for e in session.scalars(select(Eviction))
         }

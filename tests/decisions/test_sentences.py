@@ -58,6 +58,19 @@ SENTENCES = [
         )
         for more, said in ((0, ""), (1, ", and 1 more was not"), (2, ", and 2 more were not"))
     ),
+    (
+        ReasonCode.RESIZED,
+        {"tasks": 1, "more": 4},
+        "stopped with 1 task, to continue from its checkpoint with 4",
+    ),
+    (
+        ReasonCode.FEWER_TASKS,
+        {"tasks": 2, "most": 4},
+        (
+            "it runs with 2 tasks of at most 4; it is started again with more if slots are free that its tenant's quota"
+            " admits and no workload waits for, and if the added work exceeds the cost of the restart"
+        ),
+    ),
     (ReasonCode.STARTING_TASKS, {"tasks": 1, "machines": 1}, "starting 1 task on 1 machine"),
     (ReasonCode.STARTING_TASKS, {"tasks": 11, "machines": 2}, "starting 11 tasks on 2 machines"),
     (

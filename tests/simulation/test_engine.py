@@ -16,7 +16,7 @@ from tests.simulation.scenarios import SURE, happenings, machines, random_scenar
 SEEDS = range(max(3, examples(8)))  # Fewer scenarios may have too few evictions and refusals.
 QUICK = SimulationSettings(
     provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5,
-    reserve_after_s=inf,
+    reserve_after_s=inf, grow=False,
 )  # fmt: skip
 
 

@@ -150,7 +150,7 @@ def test_an_evictor_on_a_machine_that_goes_moves_on() -> None:
 
 QUICK = SimulationSettings(
     provisioning_p50_s=20, provisioning_p90_s=30, provisioning_p99_s=40, eviction_s=30, flush_succeeds=0.5,
-    reserve_after_s=inf,
+    reserve_after_s=inf, grow=False,
 )  # fmt: skip
 
 
@@ -202,6 +202,21 @@ def test_random_pools_take_refuse_and_end() -> None:
     assert min(sum(getattr(one, name) for one in counts) for name in ("launched", "refused", "taken", "ended")) > 10
     assert sum(run.meter.total.interruptions for run in runs) > 10
     assert all(sum(run.meter.slots) <= sum(run.meter.supply.values()) + 4 * 8 + 3 * 8 for run in runs)
+
+
+def test_gangs_grow_while_machines_end() -> None:
+    """Elastic gangs grow on machines that come and go: all work is done, and no slot is held twice or lost."""
+    growths = 0
+    for seed in SEEDS:
+        scene = random_pools(seed)
+        settings = scene.settings.model_copy(update={"grow": True, "min_runtime_s": 60.0})
+        run = happenings(replace(scene, settings=settings, until_s=60_000.0))[0]
+        growths += run.meter.total.growths
+        assert run.simulator.progress.finished > 20
+        for ledger in run.simulator.transitions.ledgers.values():
+            ledger.check()
+            assert all(holder.isdigit() for holder in ledger.held)  # No booking is left over.
+    assert growths > 20
 
 
 def test_policies_that_bind_to_a_fleet_have_no_pools() -> None:

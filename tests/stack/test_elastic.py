@@ -10,7 +10,8 @@ from agent.fleet import power_off
 from server.agents import machine_state_dir
 from tests.stack.harness import ROOT, Up, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+_WAIT_S = 240.0
 JOB = Path(__file__).with_name("elastic_job.py")
 _FLEET = f"""
 version: 1
@@ -28,7 +29,7 @@ def stack(tmp_path: Path) -> Iterator[Up]:
     """A stack with two machines of two GPUs each."""
     up = Up(tmp_path / "elastic", _FLEET)
     try:
-        up.start(timeout_s=240)
+        up.start(timeout_s=400)
         up.client().set_tenant("t", 3, {"a100": 4}, None)
         yield up
     finally:
@@ -53,7 +54,9 @@ def test_a_gang_continues_with_more_tasks_and_with_fewer(stack: Up, tmp_path: Pa
     def lines() -> list[list[str]]:
         return [line.split() for line in journal.read_text().splitlines()] if journal.exists() else []
 
-    wait_until(lambda: len(lines()) == 2 and (stack.saved_step(workload) or 0) > 3, "two tasks run and have saved")
+    wait_until(
+        lambda: len(lines()) == 2 and (stack.saved_step(workload) or 0) > 3, "two tasks run and have saved", _WAIT_S
+    )
     assert sorted(lines()) == [["0", "2", "None", "False", "0", "2"], ["1", "2", "None", "False", "0", "2"]]
     assert stack.machines_of(workload) == [first]
     job = stack.client().workload(workload)["jobs"][0]
@@ -61,20 +64,21 @@ def test_a_gang_continues_with_more_tasks_and_with_fewer(stack: Up, tmp_path: Pa
 
     stack.client().set_machine(second, "uncordon")
     stack.client().preempt(workload)
-    wait_until(lambda: len(lines()) == 6, "it continues with four tasks")
+    wait_until(lambda: len(lines()) == 6, "it continues with four tasks", _WAIT_S)
     more = sorted(lines()[2:])
     assert [line[:4] for line in more] == [[str(rank), "4", "2", "True"] for rank in range(4)]
-    assert {line[5] for line in more} == {"4"} and len({line[4] for line in more}) == 1
-    assert int(more[0][4]) > 3, "it has resumed from the checkpoint"
+    assert {line[5] for line in more} == {"4"}
+    # A task that is late loads what task 0 of its attempt has saved meanwhile.
+    assert min(int(line[4]) for line in more) > 3, "all have resumed from a checkpoint"
     assert stack.client().workload(workload)["jobs"][0]["placed_tasks"] == 4
 
     before = stack.saved_step(workload) or 0
-    wait_until(lambda: (stack.saved_step(workload) or 0) > before, "the four tasks have saved")
+    wait_until(lambda: (stack.saved_step(workload) or 0) > before, "the four tasks have saved", _WAIT_S)
     power_off(machine_state_dir(stack.data, second))
-    wait_until(lambda: len(lines()) == 8, "it continues with the machine that is left")
+    wait_until(lambda: len(lines()) == 8, "it continues with the machine that is left", _WAIT_S)
     fewer = sorted(lines()[6:])
     assert [line[:4] for line in fewer] == [[str(rank), "2", "4", "True"] for rank in range(2)]
     assert int(fewer[0][4]) > int(more[0][4])
     gate.touch()
-    wait_until(lambda: stack.ended(workload), "it succeeds")
+    wait_until(lambda: stack.ended(workload), "it succeeds", _WAIT_S)
     assert [one["tasks"] for one in stack.client().attempts(workload)] == [2, 4, 2]

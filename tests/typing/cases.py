@@ -23,6 +23,13 @@ class Model:
         """Loads the state."""
 
 
+def sizes() -> None:
+    """The size of an elastic job."""
+    world = mizzen.world()
+    assert_type(world, mizzen.World)
+    assert_type((world.tasks, world.saved_tasks, world.changed), tuple[int, int | None, bool])
+
+
 def checkpoints(model: Model) -> None:
     """A training loop, and reading what it saved."""
     checkpointer = mizzen.Checkpointer(

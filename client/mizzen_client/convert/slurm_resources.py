@@ -125,7 +125,7 @@ class SlurmRequest:
         if found is None or int(found[1]) < 1:
             raise CannotConvert(option.line, f"{option.text}: write a number of nodes, such as 2, or 2-4")
         if found[2] and found[2] != found[1]:
-            why = f"{found[1]} nodes are used; a gang has a fixed number of tasks"
+            why = f"{found[1]} nodes are used; if the program can continue with other numbers, write a range of tasks"
             self._conversion.changed(option.line, option.text, "jobs[0].tasks", why)
         else:
             why = "tasks with the resources of a node; several can be on one machine if it has room for them"
