@@ -66,7 +66,10 @@ class MachineChange(Base):
     state: Mapped[str]
     is_closed: Mapped[bool]
     """Whether the machine was cordoned or drained."""
-    __table_args__ = (Index("machine_change_since", "since"),)
+    __table_args__ = (
+        CheckConstraint("state in ('joining', 'ready', 'lost')", name="machine_change_state"),
+        Index("machine_change_since", "since"),
+    )
 
 
 class UsageRun(Base):
