@@ -1,10 +1,11 @@
 """Workloads: a list with filters, one workload, its logs, and the forms that change it."""
 
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
 
 import yaml
-from fastapi import Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import RedirectResponse
 from starlette.concurrency import run_in_threadpool
 
@@ -199,16 +200,30 @@ async def retry(id: str, state: StateOf, caller: Submitter, _: Form) -> Response
     return RedirectResponse(_url(made.id), 303)
 
 
+@dataclass(frozen=True)
+class _LogFilters:
+    """Which lines of a workload's logs are shown, as in the form: an empty text chooses all."""
+
+    job: Filter = ""
+    task: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = ""
+    attempt: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = ""
+    search: Filter = ""
+
+    def query(self) -> LogQuery:
+        """Returns the same as the API's parameters."""
+        return LogQuery(
+            job=self.job or None, task=int(self.task) if self.task else None,
+            attempt=int(self.attempt) if self.attempt else None, contains=self.search or None, tail=_LOG_LINES,
+        )  # fmt: skip
+
+
 @router.get("/workloads/{id}/logs")
 async def show_logs(
     request: Request,
     id: str,
     state: StateOf,
     caller: Viewer,
-    job: Filter = "",
-    task: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
-    attempt: Annotated[str, Query(pattern="^[0-9]{0,9}$")] = "",
-    search: Filter = "",
+    chosen: Annotated[_LogFilters, Depends()],
     older: Annotated[int, Query(ge=0, le=MAX_TAIL - _LOG_LINES)] = 0,
     before: Annotated[int | None, Query(ge=0, le=_ALL_ELEMENTS)] = None,
 ) -> Response:
@@ -218,22 +233,17 @@ async def show_logs(
     highest first; `before`: only those with lower indexes.
     """
     workload = await run_in_threadpool(get_workload, id, state, caller)
-    query = LogQuery(
-        job=job or None, task=int(task) if task else None, attempt=int(attempt) if attempt else None,
-        contains=search or None, tail=_LOG_LINES,
-    )  # fmt: skip
     # Lines of an array come element by element; `read` bounds how many elements are read.
     first = (before if before is not None else _ALL_ELEMENTS) if workload.array else None
-    stream = await read_logs(id, state, caller, query, tail_bytes=_LOG_BYTES, skip=older, before=first)
+    stream = await read_logs(id, state, caller, chosen.query(), tail_bytes=_LOG_BYTES, skip=older, before=first)
     content, is_all = await stream.read(_LOG_BYTES if workload.array else _MOST_BYTES)
     text, following = content.decode("utf-8", "replace"), None
     if workload.array and not is_all:
         text, following = whole_elements(text, workload.name)
-    cut = [] if workload.array or search else cut_tasks(text, _LOG_LINES)
-    filters = {"job": job, "task": task, "attempt": attempt, "search": search}
+    cut = [] if workload.array or chosen.search else cut_tasks(text, _LOG_LINES)
     return await run_in_threadpool(
         partial(
-            page, request, "logs.html", workload=workload, text=text, filters=filters, lines=_LOG_LINES, cut=cut,
+            page, request, "logs.html", workload=workload, text=text, filters=asdict(chosen), lines=_LOG_LINES, cut=cut,
             kib=_LOG_BYTES >> 10, older=older, before=before, following=following,
             oldest=MAX_TAIL - _LOG_LINES,
         )

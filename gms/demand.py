@@ -85,7 +85,7 @@ class Gangs:
             return known
         number = self._numbers[jobs] = len(self._gangs)
         self._gangs.append(jobs)
-        if jobs[0].is_elastic:
+        if any(job.is_elastic for job in jobs):
             self.elastic.append(number)
         self._add(jobs)
         self._demand = None

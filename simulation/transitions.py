@@ -171,7 +171,7 @@ class Transitions:
         state.booking = plan, request
         self._send_back(at_s, state, StepOutcome.TOLD, what)
         self.report(state, evictable=False)
-        self._say(at_s, "moving", state, state.place)
+        self._say(at_s, "moving" if what == "moves" else "growing", state, state.place)
 
     def start(self, at_s: float, state: WorkloadState) -> None:
         """Starts the work of a workload after its provisioning."""

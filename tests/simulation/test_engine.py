@@ -37,7 +37,8 @@ def test_both_engines_do_the_same(policy: str, seed: int) -> None:
     plain, expected = happenings(scene, policy, plain=True)
     assert seen == expected
     assert fast.meter.total == plain.meter.total
-    assert fast.simulator.progress == plain.simulator.progress
+    # A refusal from the cache of refusals may lead to one more pass, in which nothing happens.
+    assert replace(fast.simulator.progress, events=0) == replace(plain.simulator.progress, events=0)
     assert fast.simulator.progress.finished > 20
 
 

@@ -65,15 +65,15 @@ def test_random_histories_keep_the_limit_and_lose_nothing() -> None:
     no hour has more moves than allowed.
     """
     moved = 0
-    for seed in range(4):
+    for seed in (5, 6, 14, 15):  # With moves.
         scene = random_scenario(seed, SURE, count=60)
         long = [replace(w, duration_s=10 * w.duration_s) for w in scene.workloads]
         poor: dict[str, TenantState] = {name: replace(t, quota_gpus={"a100": 4}) for name, t in scene.tenants.items()}
         scene = replace(scene, workloads=long, tenants=poor)
         _, without = happenings(scene)
-        _, seen = happenings(replace(scene, settings=SURE.model_copy(update={"moves_per_h": 3})))
+        _, seen = happenings(replace(scene, settings=SURE.model_copy(update={"moves_per_h": 2})))
         times = [one.at_s for one in seen if one.what == "moving"]
-        assert all(sum(at_s - 3600 < one <= at_s for one in times) <= 3 for at_s in times)
+        assert all(sum(at_s - 3600 < one <= at_s for one in times) <= 2 for at_s in times)
         assert when(seen, "finished").keys() == when(without, "finished").keys()
         moved += len(times)
     assert moved > 0
