@@ -81,8 +81,8 @@ def _open(state: ApiState, standing: LogPosition, choice: LogChoice, attempt: in
         return
     store = state.store(standing.bucket_url)
     for job, task in choice.tasks:
-        if task >= standing.tasks.get(job, task + 1):
-            continue
+        if task >= (standing.tasks.get(job) or task + 1):
+            continue  # The attempt of an elastic job has fewer tasks.
         label = f"{job}/{task}| " if len(choice.tasks) > 1 else ""
         yield TaskLog(store, log_prefix(choice.workload, attempt, job, task), label, choice.wanted())
 

@@ -222,7 +222,7 @@ def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monke
     ticket = world.bid()
     wakes = world.put_out("wake")
 
-    body = awards._body
+    body = awards.body_of
 
     def too_much(candidate: awards.PlannedAward) -> dict[str, Any]:
         out = body(candidate)
@@ -230,7 +230,7 @@ def test_a_plan_that_is_always_stale_waits_for_the_next_tick(world: World, monke
         return out
 
     with monkeypatch.context() as patched:
-        patched.setattr(awards, "_body", too_much)
+        patched.setattr(awards, "body_of", too_much)
         result = world.award(ticket)
     assert (result.awarded, result.waiting, result.rebids) == (0, 1, 2)
     assert world.waiting(workload) == ["award_conflict r"]

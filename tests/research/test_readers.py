@@ -11,7 +11,7 @@ from research.traces.rows import BadRow, refuse_bad, tasks_of
 from research.traces.trace_readers import COLUMNS, read_trace
 
 HEADER = ",".join(COLUMNS)
-FULL = "w1,10,vision,2,3600,4,8,a100|h100,6.5,16GiB,clicks|pages,ann,7200,nightly"
+FULL = "w1,10,vision,2,3600,4,8,a100|h100,6.5,16GiB,clicks|pages,ann,7200,nightly,2,8"
 
 
 def _write(folder: Path, *lines: str, name: str = "trace.csv") -> str:
@@ -28,6 +28,7 @@ def test_every_column_is_read(tmp_path: Path) -> None:
     assert (row.cpus_milli_per_task, row.memory_bytes_per_task) == (6500, 16 << 30)
     assert row.tables == ("clicks", "pages")
     assert (row.user, row.max_runtime_s, row.recurring) == ("ann", 7200, "nightly")
+    assert (row.min_tasks, row.max_tasks) == (2, 8)
 
 
 def test_what_is_missing_or_empty_is_left_to_be_drawn(tmp_path: Path) -> None:
@@ -101,7 +102,7 @@ def test_bad_rows_are_refused_with_their_number(tmp_path: Path) -> None:
 
 def test_parquet_is_the_same_as_csv(tmp_path: Path) -> None:
     """A Parquet file with typed columns gives the same rows as a CSV file."""
-    values = ("w1", 10.0, "vision", 2, 3600, 4, 8, "a100|h100", 6.5, 16 << 30, "clicks|pages", "ann", 7200, "nightly")
+    values = ("w1", 10.0, "vision", 2, 3600, 4, 8, "a100|h100", 6.5, 16 << 30, "clicks|pages", "ann", 7200, "nightly", 2, 8)
     columns = {column: [value] for column, value in zip(COLUMNS, values, strict=True)}
     path = tmp_path / "trace.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
