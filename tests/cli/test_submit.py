@@ -63,8 +63,8 @@ def test_everything_wrong_with_all_documents_is_told_and_nothing_submitted(
     out, err = capsys.readouterr()
     assert out == ""
     assert f"{files[1]}: jobs[0].taks: unknown key; did you mean tasks? (got 'taks')\n" in err
-    tasks = "must be an integer from 1 to 100000, or the fewest and the most tasks as in {min: 2, max: 16}, it is a string"
-    assert f"{files[1]}: jobs[0].tasks: {tasks} (got 'many')\n" in err
+    right = "an integer from 1 to 100000, or the fewest and the most tasks as in {min: 2, max: 16}"
+    assert f"{files[1]}: jobs[0].tasks: must be {right}, it is a string (got 'many')\n" in err
     assert f"{files[2]}: tables[0]: unknown table; did you mean digits? (got 'digts')\n" in err
     assert len(err.splitlines()) == 3
     assert run(["ls", "--name", "alone", "-o", "json"]) == 0

@@ -102,7 +102,8 @@ def test_bad_rows_are_refused_with_their_number(tmp_path: Path) -> None:
 
 def test_parquet_is_the_same_as_csv(tmp_path: Path) -> None:
     """A Parquet file with typed columns gives the same rows as a CSV file."""
-    values = ("w1", 10.0, "vision", 2, 3600, 4, 8, "a100|h100", 6.5, 16 << 30, "clicks|pages", "ann", 7200, "nightly", 2, 8)
+    start = ("w1", 10.0, "vision", 2, 3600, 4, 8, "a100|h100", 6.5, 16 << 30)
+    values = (*start, "clicks|pages", "ann", 7200, "nightly", 2, 8)
     columns = {column: [value] for column, value in zip(COLUMNS, values, strict=True)}
     path = tmp_path / "trace.parquet"
     pyarrow.parquet.write_table(pyarrow.table(columns), path)
