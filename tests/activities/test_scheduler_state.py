@@ -371,9 +371,7 @@ def test_a_clusters_prices_and_kind_are_held_with_its_machines(world: World) -> 
 def test_what_is_asked_is_what_the_specification_says(world: World) -> None:
     """The demand that Postgres derives from a specification equals the demand that Python derives."""
     topology = TopologyRule(preferred=SpreadLevel.ZONE, slice_tasks=2, slice_level=SpreadLevel.RACK)
-    full = job(
-        "a", tasks=2, most_tasks=5, gpus=2, types=("h100", "a100"), span_clusters=True, topology=topology
-    )
+    full = job("a", tasks=2, most_tasks=5, gpus=2, types=("h100", "a100"), span_clusters=True, topology=topology)
     kinds = (CapacityKind.SPOT, CapacityKind.RESERVED)
     request = full.request(tuple(kind.value for kind in kinds))
     said = [one for one in fields(JobRequest) if one.name != "moves"]  # Moves are no part of a specification.
