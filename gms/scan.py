@@ -236,7 +236,7 @@ def scan_queue(queue: QueueColumns, now_s: float, weights: CreditWeights, *, fla
     are given to the workloads by descending credit plus `user_credit` plus `short_credit`. So the order of tenants does
     not depend on who submits their workloads, nor on how long they say that these run.
 
-    An elastic workload counts with its fewest tasks until it is placed, and then with those that it has. If it is
+    A waiting elastic workload counts with its fewest tasks, a placed one with the tasks that it has. If it is
     within quota, `Ranked.most_tasks` is what all workloads within quota leave to it; earlier ones in the queue first.
 
     Held workloads are neither ranked nor counted. The queue is sorted by rank, descending credit, submission time, id;

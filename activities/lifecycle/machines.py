@@ -292,7 +292,7 @@ def lose(session: Session, row: Machine, words: str | None = None) -> None:
 
 
 def _live(session: Session, machine: str) -> list[tuple[str, int]]:
-    """Returns the attempts that hold resources of a machine or wait for them; not those that are only booked."""
+    """Returns the attempts that hold or await resources of a machine, without the bookings of later attempts."""
     rows = session.execute(
         select(Allocation.workload, Allocation.attempt)
         .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))

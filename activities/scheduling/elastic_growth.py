@@ -66,6 +66,8 @@ def grow(engine: Engine, state: SchedulerState, scanned: ScannedQueue, min_runti
             plan = state.auction(scanned.number).bidder(one.region).grow(one.grower)
             if plan is not None:
                 bookings[one.region] = one.booking(plan)
+    if not bookings:
+        return 0
     with connected(engine) as connection:
         grown = sum(book(connection, [one]) for one in bookings.values())
     if grown:

@@ -182,8 +182,8 @@ def slots_now(session: Session, region: str, tenants: Sequence[str] = (), *, wit
 def slots_at(session: Session, region: str, tenants: Sequence[str], at: datetime) -> RegionMasks:
     """Returns the slots of a region's present machines at a time in the past, with the allocations of these tenants.
 
-    A machine that registered later has no slots. Promised slots, and those that an owner had taken back, are not
-    recorded.
+    A machine that registered after `at` has no slots. Slots that were promised, or that an owner had taken back, are
+    not shown, because their past is not stored.
     """
     return _masks(session, _PAST, {"region": region, "tenants": list(tenants), "at": at})
 

@@ -68,7 +68,7 @@ class SlurmRest(DocumentPart):
     user: Word
     """The user of the token, who owns the pilots."""
     token_file: Folder
-    """The file with the token, or with what `scontrol token` prints. Each request reads it anew."""
+    """The file with the token, or with what `scontrol token` prints. It is read again for each request."""
 
     @property
     def version(self) -> int:

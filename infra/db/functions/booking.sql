@@ -3,8 +3,9 @@
 -- `activities.scheduling.bookings` makes the array: objects with `attempt`, `code`, `stop` (the detail of the message),
 -- `candidate` (an `award_candidate`) and `frees`: the running attempt, if its next attempt may get slots that it holds.
 --
--- Allocations of the next attempt hold the slots, so nobody else gets them. `award_plans` takes them over when the
--- running attempt is released (`activities.lifecycle.handover`), whose order of locks is used here.
+-- A booking holds its slots by allocations of the next attempt, so that nobody else gets them. When the running attempt
+-- is released (`activities.lifecycle.handover`), they are deleted, and `award_plans` allocates the same slots in the
+-- same transaction. Rows are locked in the order that `handover` describes.
 create function book_places(bookings jsonb) returns boolean
 language plpgsql set plan_cache_mode to 'force_generic_plan' as $$
 declare

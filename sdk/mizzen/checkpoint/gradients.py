@@ -138,7 +138,7 @@ class FrozenParameters:
         self.change(part, getattr(value, "_metadata", {}).get("", {}).get(_KEY, {}))
 
     def changed(self, part: str) -> dict[str, bool]:
-        """Return which parameters of a part are trained now, of those that were frozen or unfrozen since `begin`."""
+        """Return `requires_grad` of each parameter of a part for which it has changed since `begin`, by name."""
         names, refs, before = self._began[part]
         now = [before[at] if (one := found()) is None else one.requires_grad for at, found in enumerate(refs)]
         if now == before:
