@@ -151,6 +151,6 @@ def position_of(state: ApiState, workload: str, attempt: int) -> LogPosition:
             released=(own is None and at is None) or released_at is not None,
             ended_ago_s=math.inf if ago is None else ago.total_seconds(),
             region=region.name if region is not None else None,
-            tasks={} if own is None else tasks_of_jobs(own.plan.get("jobs", ())),
+            tasks={} if own is None else tasks_of_jobs(own.plan["jobs"]),
             bucket_url=region.bucket_url if region is not None else None,
         )

@@ -253,7 +253,7 @@ def _fewer_tasks(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonV
     most_tasks = Workload.spec["jobs"][0]["most_tasks"].astext
     found = {}
     for id_, most, plan in session.execute(_ELASTIC.where(Workload.id.in_(ids), most_tasks.is_not(None))):
-        tasks = sum(tasks_of_jobs(plan.get("jobs", ())).values())
+        tasks = sum(tasks_of_jobs(plan["jobs"]).values())
         if tasks < most:
             found[id_] = [_view(Reason(ReasonCode.FEWER_TASKS, {"tasks": tasks, "most": most}))]
     return found

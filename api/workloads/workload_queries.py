@@ -132,7 +132,7 @@ def attempts(session: Session, row: Workload, limit: int, after: int) -> Attempt
         AttemptView.from_row(
             a,
             outcome=reason_view(a.outcome),
-            tasks=sum(tasks_of_jobs(a.plan.get("jobs", ())).values()),
+            tasks=sum(tasks_of_jobs(a.plan["jobs"]).values()),
             bandwidth=_bandwidth(a),
             stale_tables=a.stale_tables or {},
             gpus=a.gpu_types,
@@ -283,7 +283,7 @@ def _sizes(session: Session, ids: Collection[str]) -> dict[str, dict[str, int]]:
         return {}
     newest = (Workload.id == Attempt.workload) & (Workload.attempt == Attempt.attempt)
     plans = session.execute(select(Attempt.workload, Attempt.plan).join(Workload, newest).where(Workload.id.in_(ids)))
-    return {workload: tasks_of_jobs(plan.get("jobs", ())) for workload, plan in plans}
+    return {workload: tasks_of_jobs(plan["jobs"]) for workload, plan in plans}
 
 
 def _job(job: dict[str, Any], placed: Mapping[str, int]) -> JobView:
