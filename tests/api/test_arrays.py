@@ -224,8 +224,8 @@ async def test_only_elements_that_failed_are_cancelled(world: ApiWorld) -> None:
     with world.session() as session:
         for position, code in ((0, ReasonCode.TASK_FAILED), (1, ReasonCode.EVICTED)):
             own = Attempt(
-                workload=f"{array}-{position}", attempt=1, region="north", plan={"jobs": []}, released_at=T0, gpu_types={},
-                cpus_milli=1, outcome=Reason(code).to_json(),
+                workload=f"{array}-{position}", attempt=1, region="north", plan={"jobs": []}, released_at=T0,
+                gpu_types={}, cpus_milli=1, outcome=Reason(code).to_json(),
             )  # fmt: skip
             session.add(own)
             session.get_one(Workload, own.workload).attempt = 1

@@ -316,7 +316,9 @@ async def test_list_of_many_needs_few_queries(world: ApiWorld) -> None:
         while world.counter < total:
             id_ = world.add_workload()
             with world.session() as session:
-                session.add(Attempt(workload=id_, attempt=1, region="north", plan={"jobs": []}, gpu_types={}, cpus_milli=0))
+                session.add(
+                    Attempt(workload=id_, attempt=1, region="north", plan={"jobs": []}, gpu_types={}, cpus_milli=0)
+                )
         queries.clear()
         await get(world, "/v1/workloads")
         numbers.append(len(queries))

@@ -59,7 +59,8 @@ class Service:
         with transaction(self.engine) as session:
             session.add(
                 Attempt(
-                    workload=workload_id, attempt=attempt, region="north", plan={"jobs": []}, started_at=datetime.now(UTC),
+                    workload=workload_id, attempt=attempt, region="north", plan={"jobs": []},
+                    started_at=datetime.now(UTC),
                     gpu_types={"a100": 2}, cpus_milli=2000, last_step=120, checkpoint_step=100,
                     checkpoint_at=datetime.now(UTC), checkpoint_bytes=52344, lost_s=90.0 if attempt == 1 else None,
                     cadence={
