@@ -69,7 +69,8 @@ _LEASE = text(
     " from (select id from workload where array_id = :id and finished_at is null and runner = '' and held_by is null"
     " order by submitted_at limit :most) as next where w.id = next.id returning w.array_index, w.attempt"
 )
-# An attempt that ran has a row from its end on. It holds nothing: the attempt of the runner does.
+# An attempt that ran has a row from its end on, with the place of the runner's attempt. It holds nothing: the runner's
+# attempt does.
 _END = text(
     "with ending as (select * from jsonb_to_recordset(cast(:ends as jsonb)) as e (id text, phase text, ends boolean,"
     " reason jsonb, began timestamptz, ended timestamptz)"
@@ -81,8 +82,9 @@ _END = text(
     "), tried as ("
     " insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, started_at, released_at, gpu_types,"
     " cpus_milli, rank, outcome)"
-    " select id, attempt, :region, '{}', began, began, began, ended, '{}', 0, 0, reason from changed"
-    " where began is not null"
+    " select c.id, c.attempt, :region, jsonb_build_object('jobs', a.plan -> 'jobs'), began, began, began, ended, '{}',"
+    " 0, 0, c.reason from changed as c, attempt as a"
+    " where began is not null and (a.workload, a.attempt) = (:runner, :attempt)"
     ") insert into event (kind, tenant, workload, attempt, region, reason, detail, dedup)"
     " select 'workload.' || phase, tenant, id, attempt, :region, reason, '{}', attempt || ':' || phase from changed"
 )
@@ -245,7 +247,7 @@ def _end(
 def _write(session: Session, lease: _Lease, ends: Collection[dict[str, Any]]) -> None:
     if not ends:
         return
-    session.execute(_END, {"ends": json.dumps(list(ends)), "region": lease.region})
+    session.execute(_END, lease.keys | {"ends": json.dumps(list(ends)), "region": lease.region})
     session.execute(_LAST, {"id": lease.array})
     if any(not end["ends"] for end in ends):
         session.execute(_CHANGED, {"id": lease.array})

@@ -43,8 +43,9 @@ def after_award(snapshot: RegionSnapshot, plan: Plan, request: PlacementRequest)
     each machine does not change.
 
     Raises:
-        ValueError: the plan does not belong to the request, names a machine or victim that the snapshot lacks or that
-            may not be evicted, or needs more of a machine than is free there and held by its victims.
+        ValueError: the plan does not belong to the request, places too few or too many tasks, names a machine or victim
+            that the snapshot lacks or that may not be evicted, or needs more of a machine than is free there and held
+            by its victims.
     """
     _check(snapshot, plan, request)
     jobs = {job.name: job for job in request.jobs}
@@ -95,9 +96,7 @@ def _check(snapshot: RegionSnapshot, plan: Plan, request: PlacementRequest) -> N
     if placed != wanted:
         raise ValueError(f"plan places the jobs {placed}, but the request has the jobs {wanted}")
     for placement, job in zip(plan.jobs, request.jobs, strict=True):
-        tasks = sum(count for _, count in placement.machines)
-        if tasks != job.tasks:
-            raise ValueError(f"plan places {tasks} of {job.tasks} tasks of job {job.name!r}; it must place all of them")
+        job.sized(sum(count for _, count in placement.machines))
     ranks = {w.id: w.rank for w in snapshot.running if w.evictable and w.id not in request.may_not_evict}
     for victim in plan.victims:
         if ranks.get(victim, 0) <= request.rank:
