@@ -26,7 +26,7 @@ _SILENT_S = 15.0
 """The heartbeat timeout of a call to a provider. After it, another worker repeats the call."""
 _AGAIN = RetryPolicy(initial_interval=timedelta(seconds=1), maximum_interval=timedelta(seconds=60))
 LONG_HISTORY_EVENTS = 2000
-"""A workflow with a longer history continues in a new run: a provider may be down for days, a machine serve for months."""
+"""A workflow with a longer history continues in a new run. Providers may fail for days, machines serve for months."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 """The first and the longest interval of polls for events that send no signal: a machine is empty, or a provider's list
 no longer contains it."""
@@ -166,11 +166,13 @@ class InstanceWorkflow:
         )
         return gone
 
-    def _renew(self, **left_s: float) -> None:
+    def _renew(self, join_s: float | None = None, drain_s: float | None = None) -> None:
         """Continues in a new run if the history is long. The new run repeats the present step, with the times left."""
         info = workflow.info()
         if info.is_continue_as_new_suggested() or info.get_current_history_length() > LONG_HISTORY_EVENTS:
-            workflow.continue_as_new(replace(self._left, **left_s))
+            join_s = self._left.join_s if join_s is None else join_s
+            drain_s = self._left.drain_s if drain_s is None else drain_s
+            workflow.continue_as_new(replace(self._left, join_s=join_s, drain_s=drain_s))
 
     async def _looked(self, seen: int, timeout_s: float | None) -> bool:
         """Waits until more than `seen` signals have arrived; returns False on a timeout."""

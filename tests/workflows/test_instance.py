@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import pytest_asyncio
@@ -175,7 +176,7 @@ async def test_a_long_history_ends(dev_client: Client, monkeypatch: pytest.Monke
         await one.begins(drain_s=2.0)
         for signals in (1, 2):
             await one.told()
-            await until(lambda n=signals: _inspected(one) > 2 * n, "the agent is awaited")
+            await until(partial(_inspected, one, 2 * signals), "the agent is awaited")
         await one.told(ready=True)
         await until(lambda: "ready done" in one.ledger.phases(), "the machine serves")
         await one.told()
@@ -187,5 +188,5 @@ async def test_a_long_history_ends(dev_client: Client, monkeypatch: pytest.Monke
     assert len(one.ledger.phases()) > 6, "the workflow has continued as new"
 
 
-def _inspected(one: Instance) -> int:
-    return len(one.ledger.requests(Activity.INSPECT_INSTANCE))
+def _inspected(one: Instance, times: int) -> bool:
+    return len(one.ledger.requests(Activity.INSPECT_INSTANCE)) > times
