@@ -149,13 +149,13 @@ class Passes:
             self._moved_at_s.append(now_s)
 
     def _grow(self, now_s: float, engine: Production) -> None:
-        """Lets at most one elastic workload of each region grow, the most important first."""
+        """Lets at most one elastic workload of each region, and one within-quota workload of each tenant, grow."""
         transitions, columns, s = self._transitions, self._transitions.columns, self._settings
         found = [transitions.states[number] for number in transitions.growers]
-        grown: set[str] = set()
+        grown, tenants = set[str](), set[str]()
         for state in sorted(found, key=lambda one: (columns.rank[one.number], one.started_at_s, one.number)):
             place, (job,) = state.place, state.workload.jobs
-            if state.step is not Step.RUN or place is None or place in grown:
+            if state.step is not Step.RUN or place is None or place in grown or state.workload.tenant in tenants:
                 continue
             if now_s < state.started_at_s + s.min_runtime_s:
                 self.retry_at_s = min(self.retry_at_s, state.started_at_s + s.min_runtime_s)
@@ -167,6 +167,8 @@ class Passes:
             plan = engine.grow(place, grower, state.workload.tenant)
             if plan is not None:
                 grown.add(place)
+                if rank < OVER_QUOTA_RANK:
+                    tenants.add(state.workload.tenant)
                 transitions.move(now_s, state, request, plan, "growths")
 
     def _movers(self, now_s: float, standing: ScanOrder) -> dict[str, list[Mover]]:

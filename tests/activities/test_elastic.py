@@ -125,3 +125,39 @@ def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
         fleet.submit(job(gpus=4), level=6)
     fleet.tick()
     assert fleet.mail(elastic, "preempt") == []
+
+
+@pytest.mark.parametrize("regions", [1, 2])
+def test_workloads_that_grow_share_the_quota(world: World, regions: int) -> None:
+    """Two workloads have 2 of 1 to 8 tasks each, with a quota of 6 for both. When 4 slots become free for each of them,
+    one grows to 4 tasks. The other has nothing left of the quota, neither in this pass nor while the first one saves.
+    """
+    world.tenant("quota", 3, 6)
+    elastic = []
+    for k in range(2):
+        region = f"r{k % regions}"
+        if k < regions:
+            world.region(region)
+        world.machine(f"{region}/c/small{k}", 2)
+        elastic.append(world.running(job(tasks=1, most_tasks=8), tenant="quota"))
+        world.saved(elastic[-1], 5.0)
+        assert world.attempt(elastic[-1]).gpu_types == {"a100": 2}
+    for k in range(2):
+        world.machine(f"r{k % regions}/c/big{k}", 4)
+    world.tick()
+    world.tick()
+    told = [message["detail"] for one in elastic for message in world.mail(one, "preempt")]
+    assert told == [{"code": "resized", "tasks": 2, "more": 4}]
+    late = world.submit(job(), tenant="quota")
+    world.scan()
+    assert world.auction._scanned is not None and world.auction._scanned.batch(0, 1)[0].rank > 7, (
+        f"{late} is over quota"
+    )
+    state = type(world.scheduler_state)(world.engine, world.settings.scheduler)
+    with state.current() as now:  # A scheduler that starts now reads the same.
+        assert state.queue.scan(now.now_s).order.size == 1
+    for one in elastic:
+        if world.mail(one, "preempt"):
+            world.release(one, Phase.PREEMPTED, code=ReasonCode.RESIZED)
+    world.scan()
+    assert [world.attempt(one).rank for one in elastic] == [3, 3]
