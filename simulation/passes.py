@@ -131,10 +131,14 @@ class Passes:
         types = wanted_types(transitions.states[number].workload.jobs for number in islice(queued, MOST_WAITING))
         if not types:
             return
-        movers = self._movers(now_s, standing)
+        movers, reserved = self._movers(now_s, standing), transitions.engine.reserved_machines()
         found = (
             consolidation(
-                region, map(ledger.state, filter(ledger.is_open, ledger.machines)), movers[region], types, left
+                region,
+                (ledger.state(one) for one in ledger.machines if ledger.is_open(one) and one not in reserved),
+                movers[region],
+                types,
+                left,
             )
             for region, ledger in transitions.ledgers.items()
             if region in movers

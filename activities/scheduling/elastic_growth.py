@@ -22,6 +22,7 @@ from domain.scheduling import Plan
 from domain.slots import tasks_of_jobs
 from gms.auction.growth import Grower
 from infra.db import outbox
+from infra.db.buckets import failing_buckets
 from infra.db.session import transaction
 
 _ELASTIC = text(
@@ -62,10 +63,12 @@ def grow(engine: Engine, state: SchedulerState, scanned: ScannedQueue, min_runti
     """
     with transaction(engine) as session:
         elastic = _elastic(session, scanned, min_runtime_s)
+        closed = failing_buckets(session, state.regions) if elastic else {}  # A workload that stops there cannot save.
+    regions = state.regions.keys() - closed.keys()
     bookings: dict[str, PlannedBooking] = {}
     for one in elastic:
         tenant = one.grower.request.tenant
-        if one.region not in state.regions or one.region in bookings or tenant in scanned.grown:
+        if one.region not in regions or one.region in bookings or tenant in scanned.grown:
             continue
         plan = state.auction(scanned.number).bidder(one.region).grow(one.grower)
         if plan is not None:

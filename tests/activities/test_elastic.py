@@ -6,6 +6,7 @@ from sqlalchemy import text
 from domain.demand import demand_of
 from domain.phases import Phase
 from domain.reasons import ReasonCode
+from infra.db.buckets import BucketState, publish_bucket
 from infra.db.tenants import Tenant
 from tests.activities.invariants import check
 from tests.activities.staging import stage_launch
@@ -109,10 +110,10 @@ def test_a_running_workload_grows_into_free_slots(fleet: World) -> None:
     assert (main.tasks, main.saved_tasks) == (7, 3)
 
 
-@pytest.mark.parametrize("why", ["quota", "recent", "waiting", "unsaved", "off"])
+@pytest.mark.parametrize("why", ["quota", "recent", "waiting", "unsaved", "bucket", "off"])
 def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
     """It does not grow beyond its quota, soon after its start, into slots that another workload takes, if that loses
-    more work than it gains, or if the setting is off.
+    more work than it gains, while it could not save because the region's bucket fails, or if the setting is off.
     """
     settings = {"recent": {"min_runtime_s": 900}, "off": {"grow": False}}
     fleet.configure(**settings.get(why, {}))
@@ -121,6 +122,9 @@ def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
     elastic = fleet.running(job(tasks=2, most_tasks=8))
     fleet.saved(elastic, 50_000.0 if why == "unsaved" else 5.0)
     fleet.machine("r/c/m2", 4)
+    if why == "bucket":
+        with fleet.session() as session:
+            publish_bucket(session, "r", BucketState("file:///x", failing_since_s=1.0, error="x"))
     if why == "waiting":
         fleet.submit(job(gpus=4), level=6)
     fleet.tick()
