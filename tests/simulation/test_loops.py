@@ -41,7 +41,7 @@ def _restless(seed: int) -> Scenario:
         gpus, duration_s = chance.randint(1, 8), chance.choice((500, 5000, 5000))
         one = workload(f"w{k}", gpus, submit_s, duration_s, level, chance.choice(TENANTS), regions=regions)
         if chance.random() < 0.4:
-            one = elastic(one, chance.choice((2, 4, 12)))
+            one = elastic(one, gpus + chance.choice((1, 3, 11)))
         limit_s = duration_s * chance.choice((1, 2, inf))
         work.append(replace(one, user=chance.choice(("ann", "bob", "cleo")), max_runtime_s=limit_s))
     settings = PATIENT.model_copy(update={"min_runtime_s": float(chance.choice((0, 30, 100)))})
