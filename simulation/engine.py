@@ -183,6 +183,10 @@ class Production(Ranks):
         """Takes the resources of a plan that is not the result of an auction."""
         award(self._auction.regions[region], plan, request)
 
+    def reserved_machines(self) -> frozenset[str]:
+        """Returns the machines on which reservations of this pass withhold resources from the worst rank."""
+        return self._auction.reserved_machines()
+
     def grow(self, region: str, grower: Grower, tenant: str) -> Plan | None:
         """Returns the place of a running elastic workload with more tasks, if it should grow after this pass."""
         assert self._scan is not None

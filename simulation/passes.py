@@ -131,10 +131,14 @@ class Passes:
         types = wanted_types(transitions.states[number].workload.jobs for number in islice(queued, MOST_WAITING))
         if not types:
             return
-        movers = self._movers(now_s, standing)
+        movers, reserved = self._movers(now_s, standing), transitions.engine.reserved_machines()
         found = (
             consolidation(
-                region, map(ledger.state, filter(ledger.is_open, ledger.machines)), movers[region], types, left
+                region,
+                (ledger.state(one) for one in ledger.machines if ledger.is_open(one) and one not in reserved),
+                movers[region],
+                types,
+                left,
             )
             for region, ledger in transitions.ledgers.items()
             if region in movers
@@ -149,13 +153,13 @@ class Passes:
             self._moved_at_s.append(now_s)
 
     def _grow(self, now_s: float, engine: Production) -> None:
-        """Lets at most one elastic workload of each region grow, the most important first."""
+        """Lets at most one elastic workload of each region, and one within-quota workload of each tenant, grow."""
         transitions, columns, s = self._transitions, self._transitions.columns, self._settings
         found = [transitions.states[number] for number in transitions.growers]
-        grown: set[str] = set()
+        grown, tenants = set[str](), set[str]()
         for state in sorted(found, key=lambda one: (columns.rank[one.number], one.started_at_s, one.number)):
             place, (job,) = state.place, state.workload.jobs
-            if state.step is not Step.RUN or place is None or place in grown:
+            if state.step is not Step.RUN or place is None or place in grown or state.workload.tenant in tenants:
                 continue
             if now_s < state.started_at_s + s.min_runtime_s:
                 self.retry_at_s = min(self.retry_at_s, state.started_at_s + s.min_runtime_s)
@@ -167,6 +171,8 @@ class Passes:
             plan = engine.grow(place, grower, state.workload.tenant)
             if plan is not None:
                 grown.add(place)
+                if rank < OVER_QUOTA_RANK:
+                    tenants.add(state.workload.tenant)
                 transitions.move(now_s, state, request, plan, "growths")
 
     def _movers(self, now_s: float, standing: ScanOrder) -> dict[str, list[Mover]]:

@@ -169,6 +169,7 @@ class Transitions:
         part, of = self._beyond(state, plan, request) if what == "growths" else (plan, request)
         self._take(state.place, replace(part, workload=state.booked_id), replace(of, workload=state.booked_id))
         state.booking = plan, request
+        self.placed.append(state.placed(True))
         self._send_back(at_s, state, StepOutcome.TOLD, what)
         self.report(state, evictable=False)
         self._say(at_s, "moving" if what == "moves" else "growing", state, state.place)
@@ -251,6 +252,7 @@ class Transitions:
             state = self.states[int(holder.removesuffix(BOOKED))]
             if holder == state.booked_id:
                 self._end_booking(state)
+                self.placed.append(state.placed(True))
             elif self.columns.holds_all[state.number]:
                 self._interrupt(at_s, state)
         self._count_held()

@@ -139,9 +139,16 @@ class WorkloadState:
         return QueueChange(w.submit_s, self.id, value if now else None)
 
     def placed(self, now: bool) -> QueueChange[PlacedWorkload]:
-        """Returns the queue change that adds the workload to the placed ones, or (`now` False) removes it."""
+        """Returns the queue change that adds the workload to the placed ones, or (`now` False) removes it.
+
+        Of the quota, it uses what it holds or, while a place is booked for it, that place.
+        """
         w = self.workload
         held = self.gpus, self.held_cpus_milli
+        if self.booking is not None:
+            plan, request = self.booking
+            cpus = (one.tasks * job.cpus_milli_per_task for one, job in zip(plan.jobs, request.jobs, strict=True))
+            held = gpus_of(plan, request), sum(cpus)
         value = PlacedWorkload(self.id, w.tenant, self.awarded_at_s, *held, w.level) if now else None
         return QueueChange(self.awarded_at_s, self.id, value)
 

@@ -1,7 +1,7 @@
 """Activities on a workload's row: phase changes and the release of an attempt."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Engine, bindparam, func, select, text, tuple_
@@ -29,6 +29,11 @@ from infra.db.usage import record_attempts
 _LOCK = text(
     "select id, attempt, region, finished_at is not null as finished, clock_timestamp() as now"
     " from workload where id = any(:workloads) order by id for update"
+)
+# With the arrays of elements that have a booking: the award of an element locks its array.
+_LOCK_LEAVING = text(
+    "select id from workload where id = any(cast(:workloads as text[]) || array(select w.array_id from booking as b"
+    " join workload as w on w.id = b.workload where b.workload = any(:workloads))) order by id for update"
 )
 _CHECKPOINTS_HERE = text(
     "update workload as w set checkpoint_region = w.region, checkpoint_store = a.store_url from attempt as a"
@@ -208,7 +213,7 @@ class WorkloadActivities:
         phase = Phase(requests[0].next_phase)
         asked = {request.workload_id: request for request in requests}
         with transaction(self._engine) as session:
-            live = self._lock_live(session, asked)
+            live, locked = self._lock_live(session, asked)
             if not live:
                 return
             for one in live:
@@ -244,14 +249,19 @@ class WorkloadActivities:
                     _set_lost_work(session, attempt)
                 blamed = asked[attempt.workload].blames_machine
                 self._judge_machines(session, attempt, machines[attempt.workload], blamed, phase)
-            _go_on_where_booked(session, attempts)
+            _go_on_where_booked(session, attempts, locked)
             outbox.wake_scheduler(session)
 
     @staticmethod
-    def _lock_live(session: Session, asked: Mapping[str, ReleaseRequest]) -> list[ReleaseRequest]:
-        """Locks the workloads, and the heads of the arrays of runners; returns requests for live attempts, by id."""
+    def _lock_live(
+        session: Session, asked: Mapping[str, ReleaseRequest]
+    ) -> tuple[list[ReleaseRequest], Collection[str]]:
+        """Locks the workloads, and the heads of the arrays of runners and of elements with bookings.
+
+        Returns the requests for live attempts, by id, and the ids of the locked workloads.
+        """
         heads = {ids.array_of(one) for one in asked if ids.is_runner(one)}
-        found = {row.id for row in session.execute(_LOCK, {"workloads": sorted(heads | asked.keys())})}
+        found = set(session.scalars(_LOCK_LEAVING, {"workloads": sorted(heads | asked.keys())}))
         for workload in asked.keys() - found:
             raise _unknown(workload)
         runs = {"workloads": list(asked), "attempts": [one.attempt for one in asked.values()]}
@@ -262,7 +272,7 @@ class WorkloadActivities:
                 message = f"tasks of attempt {one.attempt} of {one.workload_id} may run: stop them first"
                 raise ApplicationError(message, type=TASKS_MAY_RUN, non_retryable=True)
             live.append(one)
-        return live
+        return live, found
 
     @activity.defn(name=Activity.FLUSHED.value)
     def flushed(self, request: FlushedRequest) -> None:
@@ -308,15 +318,18 @@ class WorkloadActivities:
             events.record(session, "machine.cordoned", region=guilty.region, machine=guilty.id, reason=reason)
 
 
-def _go_on_where_booked(session: Session, released: Sequence[Attempt]) -> None:
+def _go_on_where_booked(session: Session, released: Sequence[Attempt], locked: Collection[str]) -> None:
     """Ends the bookings of released attempts, and awards those for whose reason the attempts ended.
 
-    A workload whose award fails stays in the queue: a machine is lost or cordoned, for example, or it is on hold.
+    A workload whose award fails stays in the queue: a machine is lost or cordoned, for example, or it is on hold. So
+    does an element whose array is not among the `locked` workloads, because it was booked while the release waited for
+    locks: a lock of the array would now be out of order.
     """
     session.flush()
     codes = {attempt.workload: (attempt.outcome or {}).get("code") for attempt in released}
     for booking in handover.end_bookings(session, codes):
-        if codes[booking.workload] == booking.code:
+        array = session.get_one(Workload, booking.workload).array_id
+        if codes[booking.workload] == booking.code and (array is None or array in locked):
             session.execute(_AWARD, {"candidates": json.dumps([booking.candidate])})
 
 

@@ -181,8 +181,9 @@ class AuctionActivities:
             self._count(*done.stats)
             # 3. Publish why workloads wait, and copy tables where only data is missing.
             explain_batch(self._engine, state, done.waiting, done.outcomes, done.conflicts, sorted(left_out))
+            reserved = state.auction(request.scan).reserved_machines()
         if request.first == 0:
-            self._consolidate(done)
+            self._consolidate(done, reserved)
         if done.gave_up:
             with transaction(self._engine) as session:
                 outbox.wake_scheduler(session)
@@ -198,14 +199,14 @@ class AuctionActivities:
             with self._state.current() as state:
                 self._counters["growths"] += grow(self._engine, state, scanned, self._settings.min_runtime_s)
 
-    def _consolidate(self, done: BatchAward) -> None:
+    def _consolidate(self, done: BatchAward, reserved: Collection[str]) -> None:
         """Moves workloads for gangs at the head of the queue that this pass refused."""
         now_s = time.monotonic()
         if not self._settings.moves_per_h or now_s < self._consolidate_from_s or not done.waiting:
             return
         self._consolidate_from_s = now_s + CONSIDER_S
         waiting = [a.demand.jobs for a in done.waiting[:MOST_WAITING]]
-        self._counters["moves"] += consolidate(self._engine, self._settings, waiting)
+        self._counters["moves"] += consolidate(self._engine, self._settings, waiting, reserved)
 
     def _until_retry_s(self, done: BatchAward, now_s: float) -> float | None:
         """Returns the seconds until time alone may change that a workload of a batch waits; None: only events can.

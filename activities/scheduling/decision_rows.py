@@ -70,6 +70,10 @@ class AttemptRow(NamedTuple):
     """The person who submitted its workload."""
     booked: bool
     """Whether its place was booked while the attempt before ran (`activities.scheduling.bookings`)."""
+    quota_gpus: dict[str, int]
+    """What it uses of the quota: `gpu_types` or, while the place of the next attempt is booked, those of that place."""
+    quota_cpus_milli: int
+    """The same of CPUs."""
 
 
 class HoldingRow(NamedTuple):
@@ -165,8 +169,10 @@ _ATTEMPT = (
     " a.ready_at is not null, a.evicting_since is not null, a.rank, a.gpu_types, a.cpus_milli,"
     " (w.spec -> 'limits' ->> 'max_runtime_s')::float8,"
     " case when w.spec ->> 'serving' is not null then coalesce(a.cold_start_s, 0) end, w.spec -> 'spread' ->> 'group',"
-    " w.submitted_by, coalesce((a.plan ->> 'booked')::bool, false)"
+    " w.submitted_by, coalesce((a.plan ->> 'booked')::bool, false), coalesce(b.candidate -> 'gpu_types', a.gpu_types),"
+    " coalesce((b.candidate ->> 'cpus_milli')::int8, a.cpus_milli)"
     " from attempt as a join workload as w on w.id = a.workload"
+    " left join booking as b on b.workload = a.workload and b.attempt = a.attempt"
 )
 _HOLDING = (
     "select l.workload, l.machine, bit_count((l.slots & ~m.withheld)::bit(64)), l.cpus_milli - l.awaited_cpus_milli,"
@@ -192,7 +198,7 @@ _TYPES: dict[type, tuple[str, ...]] = {
     QueuedRow: ("text", "text", "int8", "bool", "int8", "text", "text", "text", "text"),
     AttemptRow: (
         "text", "int8", "text", "int8", "text", "int8", "int8", "int8", "int8", "bool", "bool", "int8", "jsonb", "int8",
-        "float8", "float8", "text", "text", "bool",
+        "float8", "float8", "text", "text", "bool", "jsonb", "int8",
     ),
     HoldingRow: ("text", "text", "int8", "int8", "int8"),
     MachineRow: (

@@ -16,11 +16,13 @@ from activities.scheduling.scan_result import ScannedQueue, ScannedWorkload
 from activities.scheduling.scheduler_state import SchedulerState
 from domain.demand import WorkloadDemand, demand_of
 from domain.isolation import strongest
+from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Plan
 from domain.slots import tasks_of_jobs
 from gms.auction.growth import Grower
 from infra.db import outbox
+from infra.db.buckets import failing_buckets
 from infra.db.session import transaction
 
 _ELASTIC = text(
@@ -53,19 +55,26 @@ class _Elastic:
 
 
 def grow(engine: Engine, state: SchedulerState, scanned: ScannedQueue, min_runtime_s: float) -> int:
-    """Lets at most one workload of each region grow, the most important first; returns how many grow.
+    """Lets at most one workload of each region, and one within-quota workload of each tenant, grow, the most important
+    first; returns how many grow.
 
     The caller holds the state, after the last batch of the pass. A workload that started less than `min_runtime_s` ago
     does not grow.
     """
     with transaction(engine) as session:
         elastic = _elastic(session, scanned, min_runtime_s)
+        closed = failing_buckets(session, state.regions) if elastic else {}  # A workload that stops there cannot save.
+    regions = state.regions.keys() - closed.keys()
     bookings: dict[str, PlannedBooking] = {}
     for one in elastic:
-        if one.region in state.regions and one.region not in bookings:
-            plan = state.auction(scanned.number).bidder(one.region).grow(one.grower)
-            if plan is not None:
-                bookings[one.region] = one.booking(plan)
+        tenant = one.grower.request.tenant
+        if one.region not in regions or one.region in bookings or tenant in scanned.grown:
+            continue
+        plan = state.auction(scanned.number).bidder(one.region).grow(one.grower)
+        if plan is not None:
+            bookings[one.region] = one.booking(plan)
+            if one.rank < OVER_QUOTA_RANK:
+                scanned.grown.add(tenant)
     if not bookings:
         return 0
     with connected(engine) as connection:

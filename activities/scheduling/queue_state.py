@@ -172,7 +172,7 @@ class QueueState:
             self._began(a)
             self.ranks[a.workload.encode()] = a.rank
             awarded_s = seconds(a.awarded_us)
-            placed = PlacedWorkload(a.workload, a.tenant, awarded_s, a.gpu_types, a.cpus_milli, a.level)
+            placed = PlacedWorkload(a.workload, a.tenant, awarded_s, a.quota_gpus, a.quota_cpus_milli, a.level)
             news.append(QueueChange(awarded_s, a.workload, placed))
         self.queue.apply((), news)
 

@@ -143,6 +143,8 @@ class ScannedQueue:
         self.number = number
         self.now_s = now_s
         self._scan = replace(scan, queue=_kept(scan.queue))
+        self.grown: set[str] = set()
+        """Tenants of whose quota a growth after this scan has taken a part, which the scan does not know."""
 
     def __len__(self) -> int:
         return len(self._scan.order)

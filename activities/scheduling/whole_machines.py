@@ -5,7 +5,7 @@ matter which process searches, and a search after a restart obeys the same limit
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from sqlalchemy import Engine, text
@@ -24,6 +24,7 @@ from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Holding, JobRequest, MachineState
 from infra.config.scheduling import SchedulerSettings
 from infra.db import outbox
+from infra.db.buckets import failing_buckets
 from infra.db.session import transaction
 from rms.consolidation import Consolidation, Mover, consolidation, may_move, moves_left, wanted_types
 
@@ -56,8 +57,17 @@ class _Best(NamedTuple):
     found: Consolidation
 
 
-def consolidate(engine: Engine, settings: SchedulerSettings, waiting: Iterable[Sequence[JobRequest]]) -> int:
-    """Starts the best moves for gangs that wait, whose jobs are given; returns the number of moves."""
+def consolidate(
+    engine: Engine,
+    settings: SchedulerSettings,
+    waiting: Iterable[Sequence[JobRequest]],
+    reserved: Collection[str] = (),
+) -> int:
+    """Starts the best moves for gangs that wait, whose jobs are given; returns the number of moves.
+
+    `reserved` are machines that are left to reservations. Nobody moves in a region whose bucket fails, because a workload
+    that stops there cannot save.
+    """
     types = wanted_types(waiting)
     if not types or not settings.moves_per_h:
         return 0
@@ -66,7 +76,9 @@ def consolidate(engine: Engine, settings: SchedulerSettings, waiting: Iterable[S
         moved_at_s = session.scalars(_MOVED, {"code": ReasonCode.MOVED.value})
         left = moves_left(now_s, moved_at_s, settings.moves_per_h)
         movers = _movers(session, settings) if left > 0 else {}
-        best = _best(SnapshotReader(session), movers, types, left) if movers else None
+        for region in failing_buckets(session, list(movers)):
+            del movers[region]
+        best = _best(SnapshotReader(session), movers, types, left, reserved) if movers else None
     if best is None:
         return 0
     with connected(engine) as connection:
@@ -104,12 +116,17 @@ def _movers(session: Session, settings: SchedulerSettings) -> dict[str, list[Mov
 
 
 def _best(
-    reader: SnapshotReader, movers: dict[str, list[Mover]], types: frozenset[str], most_moves: int
+    reader: SnapshotReader,
+    movers: dict[str, list[Mover]],
+    types: frozenset[str],
+    most_moves: int,
+    reserved: Collection[str],
 ) -> _Best | None:
     """Returns the best consolidation of all regions. Machines that owners lend are left alone."""
     machines: dict[str, list[MachineState]] = defaultdict(list)
     for row in reader.fleet():
-        if row.open and row.region in movers and row.capacity != CapacityKind.VOLUNTARY:
+        is_left = row.capacity == CapacityKind.VOLUNTARY or row.id in reserved
+        if row.open and row.region in movers and not is_left:
             machines[row.region].append(row.state())
     found = [
         _Best(region, one)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from math import inf, nextafter
 
-from domain.priority import OVER_QUOTA_RANK
+from domain.priority import LOWEST_RANK, OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import Bid
 from gms.auction.candidate import AuctionOutcome, Candidate, Stats
@@ -118,6 +118,11 @@ class Auction:
     def bidder(self, region: str) -> RegionBidder:
         """Returns the bidder of a region."""
         return self._bidders[region]
+
+    def reserved_machines(self) -> frozenset[str]:
+        """Returns the machines on which reservations of this pass withhold resources from the worst rank."""
+        made = (one for bidder in self._bidders.values() for one in bidder.reservations)
+        return frozenset(machine for one in made if one.blocks(LOWEST_RANK, inf) for machine in one.needs)
 
     def revoke(self, given: Award) -> None:
         """Reverts an award that could not be committed to the database."""

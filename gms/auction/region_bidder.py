@@ -123,6 +123,8 @@ class RegionBidder:
             if known is not None:
                 why = self._like(request, *known) if self._explains else ()
                 retry_at_s = min(self._planner.protected_until_s(request), waits(request, self.region)[1])
+                if retry_at_s < inf and self._planner.lacking(request.jobs):
+                    retry_at_s = inf  # Time alone gives it no hardware.
                 return Bid(request.workload, self.region.name, None, why, lasting=True, retry_at_s=retry_at_s)
         answer = self.offer(candidate)
         with self._reach(bound):

@@ -1,14 +1,18 @@
 """Bookings: a running workload continues in another place or size, and each slot has one owner at every step."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 from sqlalchemy import select
 
 from api.workloads.workload_queries import allocations
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
+from domain.spec import ArraySpec
 from infra.db.drains import drain
 from infra.db.models import Booking, Machine, Workload
 from tests.activities.invariants import check, check_history
+from tests.activities.test_races import waits_for_a_lock
 from tests.activities.world import World, job
 
 M1, M2 = "r/c/m1", "r/c/m2"
@@ -169,3 +173,22 @@ def test_the_scheduler_reads_bookings_as_neither_free_nor_held(fleet: World) -> 
             (running,) = now.regions["r"].running_workloads()
             assert [h.machine for h in running.holdings] == [there]
             assert running.protected_until_s == running.started_at_s
+
+
+def test_the_place_of_an_element_is_awarded_without_a_deadlock(fleet: World) -> None:
+    """The award of an element locks its array. The release locks the array before machines, as all transactions do."""
+    array = fleet.submit(job(gpus=2), tenant="poor", array=ArraySpec(ranges=((0, 3, 1),), throttle=1))
+    fleet.tick()
+    mover = f"{array}-0"
+    fleet.run(mover)
+    there = elsewhere(fleet, mover)
+    assert fleet.book((mover, there))
+    with ThreadPoolExecutor(1) as pool:
+        with fleet.session() as session:
+            session.get_one(Workload, array, with_for_update=True)
+            leaves = pool.submit(fleet.release, mover, Phase.PREEMPTED, code=ReasonCode.MOVED)
+            assert waits_for_a_lock(fleet, leaves.done)
+            session.scalars(select(Machine).order_by(Machine.id).with_for_update(nowait=True)).all()
+        leaves.result(20)
+    assert fleet.workload(mover).attempt == 2 and list(fleet.holdings(mover)) == [there]
+    check(fleet)

@@ -6,6 +6,7 @@ from sqlalchemy import text
 from domain.demand import demand_of
 from domain.phases import Phase
 from domain.reasons import ReasonCode
+from infra.db.buckets import BucketState, publish_bucket
 from infra.db.tenants import Tenant
 from tests.activities.invariants import check
 from tests.activities.staging import stage_launch
@@ -109,10 +110,10 @@ def test_a_running_workload_grows_into_free_slots(fleet: World) -> None:
     assert (main.tasks, main.saved_tasks) == (7, 3)
 
 
-@pytest.mark.parametrize("why", ["quota", "recent", "waiting", "unsaved", "off"])
+@pytest.mark.parametrize("why", ["quota", "recent", "waiting", "unsaved", "bucket", "off"])
 def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
     """It does not grow beyond its quota, soon after its start, into slots that another workload takes, if that loses
-    more work than it gains, or if the setting is off.
+    more work than it gains, while it could not save because the region's bucket fails, or if the setting is off.
     """
     settings = {"recent": {"min_runtime_s": 900}, "off": {"grow": False}}
     fleet.configure(**settings.get(why, {}))
@@ -121,7 +122,46 @@ def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
     elastic = fleet.running(job(tasks=2, most_tasks=8))
     fleet.saved(elastic, 50_000.0 if why == "unsaved" else 5.0)
     fleet.machine("r/c/m2", 4)
+    if why == "bucket":
+        with fleet.session() as session:
+            publish_bucket(session, "r", BucketState("file:///x", failing_since_s=1.0, error="x"))
     if why == "waiting":
         fleet.submit(job(gpus=4), level=6)
     fleet.tick()
     assert fleet.mail(elastic, "preempt") == []
+
+
+@pytest.mark.parametrize("regions", [1, 2])
+def test_workloads_that_grow_share_the_quota(world: World, regions: int) -> None:
+    """Two workloads have 2 of 1 to 8 tasks each, with a quota of 6 for both. When 4 slots become free for each of them,
+    one grows to 4 tasks. The other has nothing left of the quota, neither in this pass nor while the first one saves.
+    """
+    world.tenant("quota", 3, 6)
+    elastic = []
+    for k in range(2):
+        region = f"r{k % regions}"
+        if k < regions:
+            world.region(region)
+        world.machine(f"{region}/c/small{k}", 2)
+        elastic.append(world.running(job(tasks=1, most_tasks=8), tenant="quota"))
+        world.saved(elastic[-1], 5.0)
+        assert world.attempt(elastic[-1]).gpu_types == {"a100": 2}
+    for k in range(2):
+        world.machine(f"r{k % regions}/c/big{k}", 4)
+    world.tick()
+    world.tick()
+    told = [message["detail"] for one in elastic for message in world.mail(one, "preempt")]
+    assert told == [{"code": "resized", "tasks": 2, "more": 4}]
+    late = world.submit(job(), tenant="quota")
+    world.scan()
+    assert world.auction._scanned is not None and world.auction._scanned.batch(0, 1)[0].rank > 7, (
+        f"{late} is over quota"
+    )
+    state = type(world.scheduler_state)(world.engine, world.settings.scheduler)
+    with state.current() as now:  # A scheduler that starts now reads the same.
+        assert state.queue.scan(now.now_s).order.size == 1
+    for one in elastic:
+        if world.mail(one, "preempt"):
+            world.release(one, Phase.PREEMPTED, code=ReasonCode.RESIZED)
+    world.scan()
+    assert [world.attempt(one).rank for one in elastic] == [3, 3]

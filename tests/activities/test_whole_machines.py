@@ -8,6 +8,7 @@ from sqlalchemy import text
 import activities.scheduling.whole_machines as live
 from domain.phases import Phase
 from domain.reasons import ReasonCode
+from infra.db.buckets import BucketState, publish_bucket
 from infra.db.models import Attempt, Machine
 from tests.activities.invariants import check, check_history
 from tests.activities.world import World, job
@@ -121,3 +122,26 @@ def test_a_plan_that_does_not_hold_any_more_moves_nobody(pieces: World, monkeypa
     with pieces.session() as session:
         assert session.get_one(Attempt, ("wl-b", 1)).evicting_since is None
     check(pieces)
+
+
+def test_nobody_moves_where_the_bucket_fails(pieces: World) -> None:
+    """A workload that stops there could not save. When the bucket answers again, it moves."""
+    pieces.submit(job(gpus=4), tenant="poor")
+    for failing_since_s, expected in ((1.0, []), (None, ["wl-b"])):
+        with pieces.session() as session:
+            publish_bucket(session, "r", BucketState("file:///x", failing_since_s=failing_since_s, error="x"))
+        waiting = [(job(gpus=4).request(("reserved",)),)]
+        live.consolidate(pieces.engine, pieces.settings.scheduler, waiting)
+        assert movers(pieces) == expected
+
+
+def test_what_is_reserved_is_not_taken(pieces: World) -> None:
+    """Machines on which a gang has reserved what a protected workload and others will leave take no work that moves."""
+    pieces.machine("r/c/m3", 4)
+    protected = pieces.running(job(gpus=4), tenant="poor", ago_s=60.0)
+    pieces.configure(moves_per_h=1, min_runtime_s=1800.0, reserve_after_s=3600.0)
+    gang = pieces.submit(job(tasks=3, gpus=4), level=1)
+    pieces.submit(job(gpus=4), tenant="poor")
+    pieces.tick()
+    assert list(pieces.holdings(protected)) == ["r/c/m3"] and "reserved" in str(pieces.reasons(gang))
+    assert movers(pieces) == []

@@ -1,8 +1,10 @@
 """The auction: batches equal placement one by one."""
 
 from dataclasses import replace
+from math import inf
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,3 +162,14 @@ def test_equal_bids_go_where_the_slow_path_planned() -> None:
 
 
 # -------------------------------------------------------------------------------------------------------- reservations
+
+
+@pytest.mark.parametrize("negative_cache", [False, True])
+def test_time_alone_gives_no_hardware(negative_cache: bool) -> None:
+    """A workload that would not even fit into an empty region does not wait for the end of a protection, also if it is
+    refused like an earlier one.
+    """
+    protected = replace(running("young", ("m1", 8), rank=9), protected_until_s=1900.0)
+    auction = opened_auction([region([machine("m1", used=8)], [protected])], Options(negative_cache=negative_cache))
+    asked = [replace(request(gpu_job(1, gpus)), workload=f"w{k}") for k, gpus in enumerate((9, 9, 8))]
+    assert [one.retry_at_s for one in auction.place([*map(Candidate, asked)])] == [inf, inf, 1900.0]

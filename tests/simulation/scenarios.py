@@ -51,6 +51,7 @@ def workload(
 def elastic(one: SimulatedWorkload, most_tasks: int) -> SimulatedWorkload:
     """Returns the workload with an elastic job: each of its GPUs is a task, and it may have `most_tasks` of them."""
     (job,) = one.jobs
+    assert most_tasks > max(1, job.gpus), "no document makes a job elastic whose maximum is not above its minimum"
     return replace(one, jobs=(replace(job, tasks=max(1, job.gpus), gpus_per_task=min(1, job.gpus),
                                       cpus_milli_per_task=1000, most_tasks=most_tasks),))  # fmt: skip
 
@@ -122,6 +123,6 @@ def random_scenario(seed: int, settings: SimulationSettings, count: int = 120) -
             chance.choice(("nlp", "speech", "vision")), types, chance.choice((1, 1, 2, 3)) if gpus == 8 else 1, regions,
         )  # fmt: skip
         if chance.random() < 0.3:
-            one = elastic(one, chance.choice((2, 8, 20)))
+            one = elastic(one, max(1, one.gpus) + chance.choice((1, 7, 19)))
         work.append(replace(one, max_runtime_s=inf))
     return scenario(states, work, tenants, settings, seed=seed)

@@ -62,3 +62,14 @@ def test_it_leaves_room_for_what_waits() -> None:
     run, seen = happenings(scenario(machines("east", 1), work, until_s=20_000.0))
     assert 4000 <= when(seen, "awarded")["waits"] <= 4002
     assert run.meter.total.growths == 0
+
+
+def test_workloads_that_grow_share_the_quota() -> None:
+    """Two workloads of a tenant with a quota of 6 have 2 tasks each; when enough is free for both, only one grows."""
+    work = []
+    for k, region in enumerate(("east", "west")):
+        small = workload(f"small{k}", 6, 0, 4000, 1, "nlp", regions=frozenset({region}))
+        work += [small, elastic(workload(f"w{k}", 1, 1 + k, 50_000, regions=frozenset({region})), 8)]
+    tenants = [tenant("nlp", a100=1000), tenant("vision", a100=6)]
+    run, _ = happenings(scenario([*machines("east", 1), *machines("west", 1)], work, tenants, until_s=8000.0))
+    assert run.meter.total.growths == 1

@@ -41,7 +41,7 @@ def _restless(seed: int) -> Scenario:
         gpus, duration_s = chance.randint(1, 8), chance.choice((500, 5000, 5000))
         one = workload(f"w{k}", gpus, submit_s, duration_s, level, chance.choice(TENANTS), regions=regions)
         if chance.random() < 0.4:
-            one = elastic(one, chance.choice((2, 4, 12)))
+            one = elastic(one, gpus + chance.choice((1, 3, 11)))
         limit_s = duration_s * chance.choice((1, 2, inf))
         work.append(replace(one, user=chance.choice(("ann", "bob", "cleo")), max_runtime_s=limit_s))
     settings = PATIENT.model_copy(update={"min_runtime_s": float(chance.choice((0, 30, 100)))})
@@ -49,13 +49,17 @@ def _restless(seed: int) -> Scenario:
 
 
 def _changing(seed: int) -> list[Happened]:
-    """Runs a round in which, at random times, a tenant gets another level or quota, as live at once; returns events."""
+    """Runs a round in which, at random times, a tenant gets another level or quota, as live at once; returns events.
+
+    In every fourth round, changes are frequent, so that a block of rounds has evictions after changes.
+    """
     seen: list[Happened] = []
+    often = 0.1 if seed % 4 else 0.4
     chance, simulator = random.Random(seed), Run(_restless(seed), POLICIES["global"], follow=seen.append).simulator
     shares = simulator.transitions.shares
 
     def change(progress: RunProgress) -> bool:
-        if chance.random() < 0.1:
+        if chance.random() < often:
             name = chance.choice(TENANTS)
             shares._tenants[name] = tenant(name, chance.choice((1, 2, 5)), a100=chance.randint(0, 14))
             simulator.transitions.evictors.clear()
@@ -103,7 +107,7 @@ def test_no_preemption_loops(block: int) -> None:
         what = [one.what for one in seen if one.what in ("changed", "submitted", "evicted")]
         evictions += what.count("evicted")
         after_changes += sum(pair == ("changed", "evicted") for pair in pairwise(what))
-    assert evictions > BLOCK // 3 and (block or after_changes), "a block of few changes may have no eviction after one"
+    assert evictions > BLOCK // 3 and after_changes
 
 
 def test_a_former_victim_outranks_its_evictor_in_the_end() -> None:
