@@ -353,7 +353,7 @@ class Transitions:
         """Begins the next attempt of a workload at once, in a place that is free."""
         self._take(plan.region, plan, request)
         self._place(at_s, state, request, plan, int(self.columns.rank[state.number]))
-        state.moved = True
+        state.moved = what == "moved"
         self._say(at_s, what, state, plan.region, (tuple(job.machines for job in plan.jobs), ()))
         self._ready(at_s, state)
 
