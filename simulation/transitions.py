@@ -246,8 +246,9 @@ class Transitions:
     def interrupt(self, at_s: float, region: str, machine: str, *, lost: bool = False) -> None:
         """Closes a machine that will end, and sends its workloads the notice to save and leave.
 
-        If it is `lost` without notice, the work since the last periodic checkpoint is lost. Workloads that are already leaving are not affected. A workload that still waits for its victims on the machine
-        leaves as soon as they have left.
+        If it is `lost` without notice, the work since the last periodic checkpoint is lost. Workloads that are already
+        leaving are not affected. A workload that still waits for its victims on the machine leaves as soon as they have
+        left.
         """
         self.engine.close(region, machine)
         for holder in self.ledgers[region].close(machine):
@@ -423,8 +424,7 @@ class Transitions:
 
     def _send_back(self, at_s: float, victim: WorkloadState, event: StepOutcome, what: StopCause) -> None:
         """Sends a workload the notice to save, and schedules its departure."""
-        w, s = victim.workload, self.settings
-        lost_s = 0.0
+        s, lost_s = self.settings, 0.0
         if victim.step is Step.RUN:
             victim.idle_since_s, victim.start_judged = at_s, False
             worked_s = at_s - victim.started_at_s

@@ -1,51 +1,14 @@
-"""Repair in place in the simulator: a gang that loses a machine continues beside, and the work since its save is lost."""
+"""Repair in place in the simulator: where a gang continues after the loss of a machine, and what work it has lost."""
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 
 import pytest
 
-from capacity.scaling import Shortage
 from domain.scheduling import MachineState
-from simulation.meter import Meter
 from simulation.run import Scenario
-from simulation.supply import Keeper, Supply
-from simulation.transitions import Transitions
-from tests.simulation.scenarios import happenings, machines, scenario, tenant, when, workload
+from tests.simulation.scenarios import happenings, losing, machines, scenario, tenant, when, workload
 
 POOR = [tenant("poor", a100=0)]
-
-
-@dataclass(frozen=True)
-class Losing(Supply):
-    """Loses machines at given times: their regions and ids."""
-
-    losses: tuple[tuple[float, str, str], ...]
-
-    def keeper(
-        self, transitions: Transitions, meter: Meter, waiting: Callable[[], list[Shortage]], seed: int
-    ) -> Keeper:
-        """Returns the keeper of a run."""
-        return _LosingKeeper(self.losses, transitions)
-
-
-class _LosingKeeper(Keeper):
-    def __init__(self, losses: tuple[tuple[float, str, str], ...], transitions: Transitions) -> None:
-        super().__init__(due_s=losses[0][0])
-        self._losses, self._transitions = list(losses), transitions
-
-    def happen(self, at_s: float) -> bool:
-        _, region, machine = self._losses.pop(0)
-        self._transitions.interrupt(at_s, region, machine, lost=True)
-        self.due_s = self._losses[0][0] if self._losses else float("inf")
-        return True
-
-
-def losing(scene: Scenario, *losses: tuple[float, str, str], repair: bool = True) -> Scenario:
-    """Returns the scenario in which machines are lost."""
-    settings = scene.settings.model_copy(update={"repair": repair})
-    return replace(scene, sources=Losing(losses), settings=settings)
 
 
 def damaged(spares: int) -> tuple[Scenario, list[MachineState]]:

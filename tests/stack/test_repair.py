@@ -1,4 +1,4 @@
-"""A machine that is lost on a whole stack: the gang's other task stays on its machine, judged by what the tasks write."""
+"""A machine is lost on a whole stack: the gang's other task stays on its machine, judged by what the tasks write."""
 
 from pathlib import Path
 from typing import Any
