@@ -250,7 +250,7 @@ class _Task:
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-        self._was_noticed = self._first in self._notice.told
+        self._was_noticed = self._notice.noticed
 
 
 @contextlib.contextmanager
