@@ -252,8 +252,8 @@ class Task:
 
     @property
     def was_noticed(self) -> bool:
-        """Whether the task's first process got SIGTERM. False if it had already ended when the stop arrived."""
-        return self.given is not None and self.pid in self.given.told
+        """Whether the task got SIGTERM. False if its first process had already ended when the stop arrived."""
+        return self.given is not None and self.given.noticed
 
     def kill(self) -> None:
         """Sends SIGKILL to all processes of the task until none is left that this process may kill."""

@@ -7,8 +7,9 @@
 - A shell with a trap runs its handler when its foreground command ends. It gets the notice alone. If its foreground
   command still runs when half of the grace period has passed, this command gets the notice, because otherwise both
   would be killed at the deadline.
-- A process whose standard input is a pipe gets the notice only if it still runs `LATER_S` after the last writer of the
-  pipe has ended: `tee` must outlive the trainer whose output it reads.
+- A process whose standard input was a pipe at the notice gets it only if it still runs `LATER_S` after the last writer
+  of the pipe has ended: `tee` must outlive the trainer whose output it reads. So must bash with `lastpipe`, zsh and
+  ksh, which run the last command of a pipeline themselves, and afterwards the next commands of the script.
 - A background command, and a process that was adopted by the shim, gets the notice only if it still runs `LATER_S`
   after all others have ended.
 - If a process without a handler ends, as most launchers do, its children get the notice. If a process with a handler
@@ -31,6 +32,9 @@ LATER_S = 3.0
 _SHELLS = {"sh", "bash", "dash", "ash", "ksh", "ksh93", "mksh", "zsh"}
 SETUP = "mizzen-setup"
 """Name of a task's first process while it waits for the setup script. It passes nothing on, like a shell."""
+_SAVED_STDIN = (0, *range(10, 20))
+"""Descriptors of a shell that can be the standard input of the script: 0, or those to which shells move it while they
+redirect 0 for a command that they run themselves."""
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -49,7 +53,7 @@ class ObservedProcess:
     background: bool = False
     """Whether it ignores SIGINT and SIGQUIT, as background commands of a shell without job control do."""
     reads: str | None = None
-    """The pipe that is its standard input."""
+    """The pipe that is its standard input, also while a shell has redirected it for one of its commands."""
     writes: frozenset[str] = frozenset()
     """The pipes that it can write to, and that are the standard input of other processes."""
 
@@ -187,6 +191,8 @@ class TaskNotice:
         self.began_s = now_s
         self.known: dict[int, ObservedProcess] = {}
         self.told: set[int] = set()
+        self.noticed = False
+        """Whether a process got the notice before the task's first process ended."""
         self._caught: set[int] = set()
         """Processes that have had a handler for SIGTERM. Python removes its handlers while it exits."""
         self._since_s: dict[int, float] = {}
@@ -198,7 +204,8 @@ class TaskNotice:
             if before is None and process.start <= self.began_s * _TICKS_PER_S:
                 self.known[pid] = process
             elif before is not None and before.start == process.start and pid not in self.told:
-                self.known[pid] = replace(process, parent=before.parent)
+                # A shell that has read a pipeline to its end gets its old standard input back, or reads the next one.
+                self.known[pid] = replace(process, parent=before.parent, reads=before.reads or process.reads)
         alive = {pid: one for pid, one in living.items() if pid not in self.known or self.known[pid].start == one.start}
         self._caught |= {pid for pid, one in self.known.items() if one.catches}
         found = recipients(self.known, alive, self.told, self.first)
@@ -212,6 +219,7 @@ class TaskNotice:
             and (wait is not NoticeWait.HALF or now_s >= self.began_s + grace_s / 2)
         ]
         self.told |= set(due)
+        self.noticed |= bool(due) and self.first in alive
         return due
 
     def status(self, own: int, ended: Mapping[int, int]) -> int:
@@ -256,19 +264,16 @@ def _read(folder: str, pid: int) -> ObservedProcess | None:
         return None
     comm = text.partition(b"(")[2].rpartition(b")")[0].decode(errors="replace")
     caught, ignored = int(status.get(b"SigCgt", b"0"), 16), int(status.get(b"SigIgn", b"0"), 16)
-    try:
-        stdin = os.readlink(f"{folder}/fd/0")
-    except OSError:
-        stdin = ""
+    is_shell = comm == SETUP or _program(folder, comm) in _SHELLS
     return ObservedProcess(
         pid=pid,
         start=int(fields[19]),
         parent=int(fields[1]),
         group=int(fields[2]),
-        is_shell=comm == SETUP or _program(folder, comm) in _SHELLS,
+        is_shell=is_shell,
         catches=_has(caught, signal.SIGTERM),
         background=_has(ignored, signal.SIGINT) and _has(ignored, signal.SIGQUIT),
-        reads=stdin if stdin.startswith("pipe:") else None,
+        reads=next((pipe for number in (_SAVED_STDIN if is_shell else (0,)) if (pipe := _pipe(folder, number))), None),
     )
 
 
@@ -285,14 +290,34 @@ def _has(signals: int, number: int) -> bool:
     return bool(signals >> number - 1 & 1)
 
 
+def _pipe(folder: str, number: int) -> str | None:
+    """Returns the pipe that a process reads through a descriptor, or None."""
+    try:
+        path = f"{folder}/fd/{number}"
+        return _name(os.readlink(path), read=True) if os.lstat(path).st_mode & 0o400 else None
+    except OSError:
+        return None  # It is not open, or the process has ended or belongs to another user.
+
+
 def _written(folder: str) -> frozenset[str]:
     """Returns the pipes to which a process can write."""
     found = set()
     try:
         for name in os.listdir(f"{folder}/fd"):
             path = f"{folder}/fd/{name}"
-            if os.lstat(path).st_mode & 0o200 and (target := os.readlink(path)).startswith("pipe:"):
-                found.add(target)
+            if os.lstat(path).st_mode & 0o200 and (pipe := _name(os.readlink(path), read=False)):
+                found.add(pipe)
     except OSError:
         pass  # The process has ended, or belongs to another user.
     return frozenset(found)
+
+
+def _name(target: str, *, read: bool) -> str | None:
+    """Returns the name of the pipe that `target`, an entry of `/proc/PID/fd`, is an end of; None: it is no pipe.
+
+    The pipes of ksh93 are pairs of sockets. The kernel numbers both consecutively, and ksh93 reads the first.
+    """
+    kind, _, number = target.rstrip("]").partition(":[")
+    if kind == "socket":
+        return f"socket:[{int(number) + (0 if read else -1)}]"
+    return target if kind == "pipe" else None

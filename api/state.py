@@ -26,7 +26,7 @@ from api.threads import Threads
 from api.workloads.queue_limit import QueueLimit
 from infra.config.settings import Settings
 from infra.db import published_queue
-from infra.db.session import open_engine, transaction
+from infra.db.session import close_engine, open_engine, transaction
 from infra.errors import ConfigurationError
 from infra.temporal_client import connect, payload_codec
 from mizzen.objects import ObjectStore, open_store
@@ -108,9 +108,9 @@ class ApiState:
         self.dispose()
 
     def dispose(self) -> None:
-        """Closes the idle connections to Postgres."""
-        self.engine.dispose()
-        self.authentication_engine.dispose()
+        """Closes the connections to Postgres, also those that threads still use, when they return them."""
+        close_engine(self.engine)
+        close_engine(self.authentication_engine)
 
 
 async def _state(request: Request) -> ApiState:

@@ -16,7 +16,7 @@ from temporalio.worker._workflow import _WorkflowWorker
 
 from infra.config.services import TemporalSettings
 from infra.db.migrate import upgrade
-from infra.db.session import open_engine
+from infra.db.session import close_engine, open_engine
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
 from infra.stack.temporal import command, find_binary
@@ -139,7 +139,7 @@ def database(database_url: str) -> Iterator[Engine]:
     """An engine for a migrated, empty database."""
     engine = open_engine(database_url)
     yield engine
-    engine.dispose()
+    close_engine(engine)
 
 
 @pytest.fixture(scope="session")

@@ -80,8 +80,6 @@ class _Task:
         self._is_shared = launch["container"]["shared"]
         self._pid = 0
         """Pid of the container's first process, the engine's; 0: it is not known, or must not be used."""
-        self._first: int | None = None
-        """Pid of the process that the first process has started."""
         self._deadline_s: float | None = None
         self._notice: TaskNotice | None = None
         self._was_noticed = False
@@ -243,14 +241,13 @@ class _Task:
             children = sorted((one.start, pid) for pid, one in living.items() if one.parent == self._pid)
             if not children:
                 return  # The engine's first process has not started the task's yet, or it has ended.
-            self._first = children[0][1]
-            self._notice = TaskNotice(self._first, shim.boot_time_s())
+            self._notice = TaskNotice(children[0][1], shim.boot_time_s())
         assert self._deadline_s is not None
         for pid in self._notice.due(living, shim.boot_time_s(), self._deadline_s):
             for number in (signal.SIGTERM, signal.SIGCONT):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, number)
-        self._was_noticed = self._first in self._notice.told
+        self._was_noticed = self._notice.noticed
 
 
 @contextlib.contextmanager

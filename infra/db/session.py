@@ -13,7 +13,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.engine import make_url
-from sqlalchemy.exc import InvalidatePoolError
+from sqlalchemy.exc import InvalidatePoolError, InvalidRequestError
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import ConnectionPoolEntry
 
@@ -58,6 +58,26 @@ def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mi
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", partial(_test, engine))
     return engine
+
+
+def close_engine(engine: Engine) -> None:
+    """Closes an engine for good. A thread that still uses it may finish; its connection is then closed.
+
+    `Engine.dispose` alone would lose that connection unclosed, and would let the thread open a new one. A thread of
+    anyio can outlive the event loop that started it. Later connections are refused with InvalidRequestError.
+    """
+    event.listen(engine, "do_connect", _refuse)
+    event.listen(engine, "checkin", _close)
+    engine.dispose()
+
+
+def _refuse(*_: Any) -> None:
+    raise InvalidRequestError("the engine is closed")
+
+
+def _close(connection: Any, _: ConnectionPoolEntry) -> None:
+    if connection is not None:  # None: it was invalidated.
+        connection.close()
 
 
 def _note_use(_: Any, record: ConnectionPoolEntry) -> None:

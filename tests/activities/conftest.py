@@ -16,7 +16,7 @@ from temporalio.client import Client
 from activities.roles import control_worker, region_worker
 from activities.scheduling import auction
 from infra.config.services import TemporalSettings
-from infra.db.session import open_engine
+from infra.db.session import close_engine, open_engine
 from infra.temporal_client import connect
 from tests.activities.placement_runs import PlacementWorld
 from tests.activities.temporal import dispatching, end_all
@@ -48,7 +48,7 @@ def shared_engine(shared_url: str) -> Iterator[Engine]:
     """One engine for all tests, because it caches compiled statements."""
     engine = open_engine(shared_url)
     yield engine
-    engine.dispose()
+    close_engine(engine)
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def new_world(databases: Databases, tmp_path: Path) -> Iterator[Callable[..., Wo
 
     yield make
     for engine in engines:
-        engine.dispose()
+        close_engine(engine)
     for url in taken:
         databases.give(url)
     for url in copies:

@@ -1,13 +1,16 @@
 """The notice to stop: scripts as users of Slurm, Kubernetes and SkyPilot write them save, and get it once."""
 
 import contextlib
+import shutil
+import socket
+import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 
 from temporalio.client import WorkflowFailureError
 
 from agent.tasks import RunFolder
-from agent.termination import ObservedProcess, TaskNotice
+from agent.termination import ObservedProcess, TaskNotice, read_processes
 from domain.protocol.machines import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
 
@@ -66,6 +69,7 @@ class Case:
 
 BASH, DASH = "#!/bin/bash\n", "#!/bin/sh\n"
 T = "$PY train.py"
+READ = 'while read -r line; do echo "$line" >> log; done'
 FORWARDING = "trap 'echo x >> h.notices; kill -TERM $PID; wait $PID; rc=$?; echo all > h.saved; exit $rc' TERM\n"
 CASES = {
     "exec": Case(BASH + f"exec {T}"),
@@ -82,9 +86,16 @@ CASES = {
     "process substitution": Case(BASH + f"{T} > >(tee log) 2>&1\ntrue"),
     "exec into tee": Case(BASH + f"exec > >(tee -a log) 2>&1\n{T}\ntrue"),
     "tee in the background": Case(BASH + f"{T} 2>&1 | tee log &\nwait"),
-    "while read": Case(f"{T} 2>&1 | while read -r line; do echo \"$line\" >> log; done"),
+    "while read": Case(f"{T} 2>&1 | {READ}"),
     "lastpipe": Case(
-        BASH + f"shopt -s lastpipe\n{T} 2>&1 | while read -r line; do echo \"$line\" >> log; done", status="exit code 0"
+        BASH + f"shopt -s lastpipe\n{T} 2>&1 | {READ}\nsleep 1; echo after >> log", status="exit code 0", log="after"
+    ),
+    "lastpipe, again and again": Case(
+        BASH + f"shopt -s lastpipe\nwhile true; do {T} 2>&1 | {READ}; sleep 0.5; done", status="signal 15"
+    ),
+    "reader with an inner loop": Case(
+        f"echo 1 > list\n{T} | "
+        "{ while read -r x; do until [ -e t.notices ]; do sleep 0.1; done; done < list; cat > log; }"
     ),
     "cat into train": Case(f"echo data > list\ncat list | {T}\ntrue"),
     "endless writer": Case(f"yes | {T}\ntrue"),
@@ -94,8 +105,8 @@ CASES = {
     "subshell": Case(f"(cd . && {T}; true)\ntrue"),
     "wait": Case(BASH + f"{T} &\nwait"),
     "wait, dash": Case(DASH + f"{T} &\nwait"),
-    "two in the background": Case(BASH + f"{T} a &\n{T} b &\nwait", {"a": 1, "b": 1}, log="a saved"),
-    "tail in front": Case(BASH + f"{T} > log 2>&1 &\ntail -f log"),
+    "two in the background": Case(BASH + f"{T} a &\n{T} b &\nwait", {"a": 1, "b": 1}, log="saved"),
+    "tail in front": Case(BASH + f"touch log\n{T} > log 2>&1 &\ntail -f log"),
     "polling": Case(BASH + f"{T} &\nPID=$!\nwhile kill -0 $PID; do sleep 0.2; done"),
     "sidecar": Case(BASH + f"(trap 'echo x >> side.notices; echo all > side.saved; exit' TERM; while :; do sleep 0.1; "
                     f"[ ! -e t.saved ] || echo after >> side.after; done) &\n{T}\ntrue", {"t": 1, "side": 1}),
@@ -139,10 +150,18 @@ CASES = {
     "daemonized": Case(BASH + f"($PY train.py d > d.log 2>&1 &)\n{T}\ntrue", {"t": 1, "d": 1}),
 }  # fmt: skip
 """Scripts that train until they get the notice."""
+AFTER = f"{T} | {READ}\nsleep 1; echo after >> log"
+if shutil.which("zsh"):
+    CASES["zsh"] = Case("#!/usr/bin/env zsh\nsetopt shwordsplit\n" + AFTER, status="exit code 0", log="after")
+if shutil.which("ksh93"):
+    CASES |= {
+        "ksh": Case("#!/usr/bin/env ksh93\n" + AFTER, status="exit code 0", log="after"),
+        "ksh, tee": Case(f"#!/usr/bin/env ksh93\n{T} 2>&1 | tee log"),
+    }
 
 
 async def test_scripts_save_when_they_are_told(lab: Lab) -> None:
-    """Each script's programs save within the grace, count one notice each, and the command's status is reported."""
+    """Each script's programs save within the grace and count one notice each. Status and notice are reported."""
     config = lab.config(cpus_milli=64_000, cgroup=False, ports=(21100, 21399))
     names = {f"s{number}": name for number, name in enumerate(CASES)}
     jobs = {
@@ -161,10 +180,18 @@ async def test_scripts_save_when_they_are_told(lab: Lab) -> None:
     )
     lab.write(launch)
     runs = {job: lab.folder_of(launch, config, job) for job in jobs}
+
+    def ended() -> dict[str, str]:
+        return {name: runs[job].output.read_text() for job, name in names.items() if runs[job].exit() is not None}
+
     async with lab.agent(config):
         await lab.prepare(launch, config.machine)
         running = await lab.run(launch, config.machine)
-        await until_async(lambda: all(_is_ready(runs[job], CASES[name]) for job, name in names.items()), 240.0)
+        # An attempt one of whose tasks fails is stopped, so that the others would never be ready.
+        await until_async(
+            lambda: all(_is_ready(runs[job], CASES[name]) or ended() for job, name in names.items()), 150.0
+        )
+        assert not ended()
         stopped = await lab.stop(launch, config.machine, 12.0)
         with contextlib.suppress(WorkflowFailureError):  # On a busy machine it is tried again, and refused.
             await running.result(NodeOutcome)
@@ -187,9 +214,28 @@ def _problem(run: RunFolder, case: Case, status: str) -> str | None:
     saved = {path.stem for path in run.work.glob("*.saved") if path.read_text().strip() == "all"}
     log = run.work / "log"
     text = run.output.read_text() + (log.read_text() if log.exists() else "")
-    if (counted, saved, status) == (case.notices, set(case.notices), case.status) and case.log in text:
+    end = run.exit()
+    noticed = end is not None and end.noticed
+    if (counted, saved, status) == (case.notices, set(case.notices), case.status) and case.log in text and noticed:
         return None
-    return f"notices {counted}, saved {sorted(saved)}, {status}: {text[-300:]!r}"
+    return f"notices {counted}, saved {sorted(saved)}, {status}, {noticed=}: {text[-300:]!r}"
+
+
+def test_pipelines_of_socket_pairs_are_found() -> None:
+    """ksh93 connects the commands of a pipeline by pairs of sockets: one command writes, and the other reads."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        reader = subprocess.Popen(["sleep", "60"], stdin=ours)
+        writer = subprocess.Popen(["sleep", "60"], stdin=subprocess.DEVNULL, stdout=theirs)
+        try:
+            found = read_processes([reader.pid, writer.pid])
+        finally:
+            for process in (reader, writer):
+                process.kill()
+                process.wait()
+    assert found[reader.pid].reads in found[writer.pid].writes
+    assert not found[reader.pid].writes
+    assert found[writer.pid].reads is None
 
 
 def test_the_status_of_a_trainer_counts_although_python_has_removed_its_handler() -> None:

@@ -276,11 +276,11 @@ def submitted(service: Service, name: str) -> list[str]:
 
 def test_a_sweep_waits_for_room_in_the_queue(start: Start, narrow: Service, tmp_path: Path) -> None:
     """If the queue has room for two of four workloads, the command waits, and submits the rest when they started."""
-    process = start(narrow, "submit", "--patience", "5", sweep(tmp_path, "waits"))
+    process = start(narrow, "submit", "--patience", "1", sweep(tmp_path, "waits"))
     assert process.stderr is not None
     said = process.stderr.readline()
     assert "tenant vision has 2 workloads in the queue" in said and re.search(r"trying for (1d|23h 59m) more", said)
-    time.sleep(5.5)  # Longer than `--patience`, which applies only to an API that does not respond.
+    time.sleep(1.5)  # Longer than `--patience`, which applies only to an API that does not respond.
     for id_ in submitted(narrow, "waits"):
         narrow.become(id_, Phase.RUNNING)
     out, _ = process.communicate(timeout=TIMEOUT_S)

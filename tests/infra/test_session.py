@@ -4,10 +4,11 @@ import psycopg
 import pytest
 from psycopg.pq import TransactionStatus
 from sqlalchemy import Engine, text
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session
 
 from infra.db import session
-from infra.db.session import transaction
+from infra.db.session import close_engine, open_engine, transaction
 
 
 def _backend(engine: Engine) -> int:
@@ -51,3 +52,16 @@ def test_one_statement_needs_no_transaction(database: Engine) -> None:
     with transaction(database) as opened:
         assert opened.execute(text("select count(*) from kept")).scalar_one() == 0
         assert _status(opened) == TransactionStatus.INTRANS
+
+
+def test_a_closed_engine_leaves_no_connection(database_url: str) -> None:
+    """A connection in use is closed when it is returned, and a thread that comes later gets none."""
+    engine = open_engine(database_url)
+    with engine.connect() as idle, engine.connect() as used:
+        connections = [one.connection.dbapi_connection for one in (idle, used)]
+        idle.close()
+        close_engine(engine)
+        assert used.execute(text("select 1")).scalar_one() == 1
+    assert all(one is not None and one.closed for one in connections)  # type: ignore[attr-defined]
+    with pytest.raises(InvalidRequestError, match="closed"):
+        engine.connect()

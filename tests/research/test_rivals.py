@@ -10,6 +10,7 @@ from simulation.errors import SimulationError
 from simulation.hardware import Hardware
 from simulation.run import Run
 from simulation.workloads import SimulatedWorkload
+from tests.depth import few
 from tests.simulation.scenarios import (
     SURE,
     happenings,
@@ -27,7 +28,7 @@ KUEUES = ["kueue", "kueue-best-effort"]
 
 
 @pytest.mark.parametrize("policy", RIVALS)
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", few(range(6), 2))
 def test_everything_that_fits_is_done_at_last(policy: str, seed: int) -> None:
     """Every workload that fits is finished in the end, and no slot is allocated twice, which the ledgers check."""
     scene = random_scenario(seed, SURE)

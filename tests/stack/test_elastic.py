@@ -1,12 +1,16 @@
-"""An elastic gang on a whole stack: it starts with the slots that are there, and resumes with more and with fewer."""
+"""Gangs that change on a whole stack: one leaves its machine to another, one resumes with more and with fewer tasks."""
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from agent.fleet import power_off
+from infra.config.settings import load_settings
+from infra.db.session import open_engine
 from server.agents import machine_state_dir
 from tests.stack.harness import ROOT, Up, wait_until
 
@@ -20,20 +24,70 @@ regions:
     clusters:
       - name: c
         machines:
-          - {{name: m, count: 2, gpus: 2, gpu_type: a100, cpus: 4, memory: 4GiB, owner: "{os.getuid()}"}}
+          - {{name: m, count: 2, gpus: 4, gpu_type: a100, cpus: 16, memory: 16GiB, owner: "{os.getuid()}"}}
 """
 
 
-@pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Up]:
-    """A stack with two machines of two GPUs each."""
-    up = Up(tmp_path / "elastic", _FLEET)
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """A stack with two machines of four GPUs each, in which each workload may move once in an hour."""
+    up = Up(tmp_path_factory.mktemp("gangs"), _FLEET)
+    config = up.folder / "config.yaml"
+    config.write_text(config.read_text().replace("min_runtime_s: 1,", "min_runtime_s: 1, moves_per_h: 1,"))
     try:
         up.start(timeout_s=400)
-        up.client().set_tenant("t", 3, {"a100": 4}, None)
         yield up
     finally:
         up.close()
+
+
+def _backdate(up: Up, workloads: list[str]) -> None:
+    """Makes running workloads old enough to be moved, without waiting for half an hour."""
+    engine = open_engine(load_settings(up.data / "run" / "settings.yaml").database)
+    with engine.begin() as connection:
+        connection.execute(
+            text("update attempt set started_at = now() - interval '1 hour' where workload = any(:w)"), {"w": workloads}
+        )
+    engine.dispose()
+
+
+def test_a_moved_workload_continues_from_its_checkpoint(stack: Up, tmp_path: Path) -> None:
+    """Two workloads use a GPU each of two machines. For a gang of four GPUs, one moves beside the other: it saves when
+    it is told to stop, resumes at that step, and is not queued in between.
+    """
+    up, gate = stack, tmp_path / "gate"
+    up.client().set_tenant("t", 5, {"a100": 0}, None)
+    fillers = [up.submit(f"filler{k}", 1_000_000, 0.2, tasks=3) for k in range(2)]
+    wait_until(lambda: all(up.phase(w) == "running" for w in fillers), "the machines are nearly full")
+    pair = [up.submit(name, 10_000, 0.1, gate=gate) for name in ("first", "second")]
+    wait_until(lambda: all((up.saved_step(w) or 0) > 0 for w in pair), "both have saved")
+    assert up.machines_of(pair[0]) != up.machines_of(pair[1])
+    for filler in fillers:
+        up.client().cancel(filler)
+    wait_until(lambda: all(up.phase(w) == "cancelled" for w in fillers), "the machines have room")
+    _backdate(up, pair)
+    resources = {"accelerators": "a100:4", "cpus": 1, "memory": "64MiB"}
+    jobs = [{"name": "big", "resources": resources, "run": "true"}]
+    gang: dict[str, Any] = {"version": 1, "name": "gang", "tenant": "t", "jobs": jobs}
+    big = str(up.client().submit(gang)["id"])
+    wait_until(lambda: up.phase(big) == "succeeded", "the gang has run", 180.0)
+    (moved,) = [w for w in pair if len(up.client().attempts(w)) == 2]
+    (stays,) = [w for w in pair if w != moved]
+    wait_until(lambda: up.phase(moved) == "running", "the workload runs again")
+    assert up.machines_of(moved) == up.machines_of(stays)
+    first, second = up.client().attempts(moved)
+    assert first["outcome"]["code"] == "moved" and first["lost_s"] == 0.0
+    wait_until(lambda: up.client().attempts(moved)[1]["resumed_step"] is not None, "it has loaded its checkpoint")
+    second = up.client().attempts(moved)[1]
+    assert second["resumed_step"] == first["checkpoint_step"] == first["last_step"]
+    assert up.client().workload(moved)["preemptions"] == 0
+    assert [len(up.client().attempts(stays)), len(up.client().attempts(big))] == [1, 1]
+    kinds = [event["kind"] for event in up.client().events(moved)]
+    left = kinds.index("workload.preempted")
+    assert kinds[left + 1] == "workload.placing" and kinds.count("workload.pending") == 1
+    for workload in pair:
+        up.client().cancel(workload)
+    wait_until(lambda: all(up.phase(w) == "cancelled" for w in pair), "the machines are free")
 
 
 def test_a_gang_continues_with_more_tasks_and_with_fewer(stack: Up, tmp_path: Path) -> None:
@@ -41,10 +95,11 @@ def test_a_gang_continues_with_more_tasks_and_with_fewer(stack: Up, tmp_path: Pa
     machine is lost, it resumes with 2 at once. Judged by what the tasks write.
     """
     journal, gate = tmp_path / "journal", tmp_path / "gate"
+    stack.client().set_tenant("t", 3, {"a100": 8}, None)
     first, second = sorted(stack.ready_machines())
     stack.client().set_machine(second, "cordon")
     run = f'PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON" "{JOB}" "{journal}" "{gate}"'
-    resources = {"accelerators": "a100:1", "cpus": 0.1, "memory": "64MiB"}
+    resources = {"accelerators": "a100:2", "cpus": 0.1, "memory": "64MiB"}
     document = {
         "version": 1, "name": "elastic", "tenant": "t", "checkpoint": {"interval": "1s", "grace": "5s"},
         "jobs": [{"name": "train", "tasks": {"min": 2, "max": 4}, "resources": resources, "run": run}],

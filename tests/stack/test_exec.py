@@ -89,7 +89,7 @@ def test_a_slow_reader_gets_everything(stack: Up) -> None:
     size = WINDOW_BYTES - 1000
     process = command(stack, "exec", id_, "--", "head", "-c", str(size), "/dev/zero")
     assert process.stdout is not None and os.read(process.stdout.fileno(), 1)
-    time.sleep(3)
+    time.sleep(1)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, len(out), err) == (0, size - 1, b"")
     stack.client().cancel(id_)
