@@ -24,7 +24,7 @@ _STOP_TRIES = 2
 _FREED_S = 60.0
 """How long an agent that should end a memory server may be silent."""
 _FREED_AT_ONCE = 500
-"""Number of machines that are asked at the same time: Temporal limits the pending activities of a workflow to 2,000, and
+"""Number of machines that are asked at the same time: Temporal limits pending activities of a workflow to 2,000, and
 the attempts of a large gang may have used more machines."""
 
 _FOR_EVER = RetryPolicy(
