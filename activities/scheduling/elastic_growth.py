@@ -66,7 +66,7 @@ def grow(engine: Engine, state: SchedulerState, scanned: ScannedQueue, min_runti
     with transaction(engine) as session:
         elastic = _elastic(session, scanned, min_runtime_s)
         closed = failing_buckets(session, state.regions) if elastic else {}  # A workload that stops there cannot save.
-    regions = state.regions.keys() - closed.keys()
+    regions = state.regions.keys() - closed.keys() - scanned.unasked
     bookings: dict[str, PlannedBooking] = {}
     for one in elastic:
         tenant = one.grower.request.tenant

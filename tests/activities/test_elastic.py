@@ -3,6 +3,7 @@
 import pytest
 from sqlalchemy import text
 
+from activities.scheduling import awards
 from domain.demand import demand_of
 from domain.phases import Phase
 from domain.reasons import ReasonCode
@@ -172,3 +173,22 @@ def test_workloads_that_grow_share_the_quota(world: World, regions: int) -> None
             world.release(one, Phase.PREEMPTED, code=ReasonCode.RESIZED)
     world.scan()
     assert [world.attempt(one).rank for one in elastic] == [3, 3]
+
+
+@pytest.mark.parametrize("why", ["silent", "conflict"])
+def test_a_workload_does_not_take_what_a_waiting_one_gets_next(
+    fleet: World, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a waiting workload fits, but its region did not bid or its award failed, nothing grows in its place."""
+    elastic = fleet.running(job(tasks=2, most_tasks=8))
+    fleet.saved(elastic, 5.0)
+    fleet.machine("r/c/m2", 4)
+    waits = fleet.submit(job(gpus=4), level=6)
+    with monkeypatch.context() as patched:
+        if why == "conflict":
+            stale = awards.Awarded(0, awards.AwardFailure.STALE)
+            patched.setattr(awards, "award", lambda _, planned: (list(planned), stale)[1])
+        fleet.tick(*(["r"] if why == "silent" else []))
+    assert fleet.workload(waits).phase == "pending" and fleet.mail(elastic, "preempt") == []
+    fleet.tick()
+    assert list(fleet.holdings(waits)) == ["r/c/m2"]
