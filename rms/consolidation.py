@@ -163,7 +163,7 @@ class _Group:
                 plans.append(plan)
                 for job, placed in zip(request.jobs, plan.jobs, strict=True):
                     for machine, tasks in placed.machines:
-                        changed[machine] = one = _less(changed.get(machine, self._pieces[machine]), job, tasks)
+                        changed[machine] = one = less_free(changed.get(machine, self._pieces[machine]), job, tasks)
                         self._columns.put_machine(one)
             return plans
         finally:
@@ -183,7 +183,7 @@ def request_of(mover: Mover, piece: MachineState, left: frozenset[str]) -> Place
     return PlacementRequest(mover.workload, mover.rank, jobs, avoids=mover.avoids | left, tenant=mover.tenant)
 
 
-def _less(machine: MachineState, job: JobRequest, tasks: int) -> MachineState:
+def less_free(machine: MachineState, job: JobRequest, tasks: int) -> MachineState:
     """Returns a machine on which tasks of a job take some of the free resources."""
     need = need_of(job)
     return replace(

@@ -196,6 +196,10 @@ class Production(Ranks):
             request = replace(request, jobs=(replace(job, most_tasks=grower.tasks + more),))
         return self._auction.bidder(region).grow(replace(grower, request=request))
 
+    def reserves(self, region: str, rank: int) -> bool:
+        """Returns whether the last pass made a reservation in a region for a workload of this rank or a better one."""
+        return any(one.rank <= rank for one in self._auction.bidder(region).reservations)
+
     def leave(self, region: str, workload: str) -> None:
         """Releases all resources that a workload holds."""
         leave(self._auction.regions[region], workload)

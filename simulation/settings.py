@@ -55,6 +55,8 @@ class SimulationSettings(DocumentPart):
     """A gang that has waited longer than this reserves slots as they become free; infinity: no reservations."""
     grow: bool = LIVE.grow
     """Whether running elastic workloads are started again with more tasks on slots that no workload waits for."""
+    repair: bool = LIVE.repair
+    """Whether a gang that loses a machine continues on its other machines and on free slots nearby."""
     moves_per_h: int = Field(LIVE.moves_per_h, ge=0)
     """Largest number of over-quota workloads that are moved in any hour, so that whole machines become free."""
     w_age: float = Field(LIVE.w_age, ge=0)

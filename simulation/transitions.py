@@ -16,6 +16,7 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from gms.columns import QueueChange
+from rms.repair import DamagedGang, repair
 from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
 from simulation.ledger import NOTHING, Ledger
@@ -213,6 +214,8 @@ class Transitions:
                 self._go_on_where_booked(at_s, state)
                 return
             self._end_booking(state)
+        if state.damaged and self.settings.repair and self._repair(at_s, state):
+            return
         evictor = state.evictor
         state.end(Phase.PREEMPTED)
         self._release(at_s, state)
@@ -241,11 +244,12 @@ class Transitions:
         self.engine.join(region, machine)
         self._count_held()
 
-    def interrupt(self, at_s: float, region: str, machine: str) -> None:
+    def interrupt(self, at_s: float, region: str, machine: str, *, lost: bool = False) -> None:
         """Closes a machine that will end, and sends its workloads the notice to save and leave.
 
-        Workloads that are already leaving are not affected. A workload that still waits for its victims on the machine
-        leaves as soon as they have left.
+        If it is `lost` without notice, the work since the last periodic checkpoint is lost. Workloads that are already
+        leaving are not affected. A workload that still waits for its victims on the machine leaves as soon as they have
+        left.
         """
         self.engine.close(region, machine)
         for holder in self.ledgers[region].close(machine):
@@ -254,6 +258,7 @@ class Transitions:
                 self._end_booking(state)
                 self.placed.append(state.placed(True))
             elif self.columns.holds_all[state.number]:
+                state.damaged = lost
                 self._interrupt(at_s, state)
         self._count_held()
 
@@ -289,6 +294,7 @@ class Transitions:
         """Begins an attempt in a place that was taken for it."""
         state.take(FIRST)
         state.place, state.gpus, state.moved = plan.region, gpus_of(plan, request), False
+        state.award, state.damaged = (plan, request), False
         state.speed = plan.jobs[0].tasks / state.workload.jobs[0].tasks
         self.columns.begin(state.number, rank)
         state.attempt += 1
@@ -327,10 +333,31 @@ class Transitions:
         state.end(Phase.PREEMPTED)
         self._release(at_s, state)
         self._end_booking(state)
+        self._go_on(at_s, state, plan, request, "moved")
+
+    def _repair(self, at_s: float, state: WorkloadState) -> bool:
+        """Lets a gang that has lost a machine continue in place, if it can; returns whether it does."""
+        if state.award is None or state.evictor is not None or not isinstance(self.engine, Production):
+            return False
+        plan, request = state.award
+        ledger, rank = self.ledgers[plan.region], int(self.columns.rank[state.number])
+        if self.engine.reserves(plan.region, rank):
+            return False
+        machines = map(ledger.state, filter(ledger.is_open, ledger.machines))
+        found = repair(plan.region, machines, DamagedGang(request, plan.jobs))
+        if found is None:
+            return False
+        state.end(Phase.PENDING)
+        self._release(at_s, state)
+        self._go_on(at_s, state, found, request, "repaired")
+        return True
+
+    def _go_on(self, at_s: float, state: WorkloadState, plan: Plan, request: PlacementRequest, what: str) -> None:
+        """Begins the next attempt of a workload at once, in a place that is free."""
         self._take(plan.region, plan, request)
         self._place(at_s, state, request, plan, int(self.columns.rank[state.number]))
-        state.moved = True
-        self._say(at_s, "moved", state, plan.region, (tuple(job.machines for job in plan.jobs), ()))
+        state.moved = what == "moved"
+        self._say(at_s, what, state, plan.region, (tuple(job.machines for job in plan.jobs), ()))
         self._ready(at_s, state)
 
     def _end_booking(self, state: WorkloadState) -> None:
@@ -392,21 +419,19 @@ class Transitions:
         self._say(at_s, "evicted", victim, victim.place, (evictor.workload.id,))
 
     def _interrupt(self, at_s: float, state: WorkloadState) -> None:
-        self._send_back(
-            at_s, state, StepOutcome.NOTICED if state.step is Step.RUN else StepOutcome.TOLD, "interruptions"
-        )
+        noticed = state.step is Step.RUN and not state.damaged
+        self._send_back(at_s, state, StepOutcome.NOTICED if noticed else StepOutcome.TOLD, "interruptions")
         self.report(state, evictable=False)
         self._say(at_s, "interrupted", state, state.place)
 
     def _send_back(self, at_s: float, victim: WorkloadState, event: StepOutcome, what: StopCause) -> None:
         """Sends a workload the notice to save, and schedules its departure."""
-        w, s = victim.workload, self.settings
-        lost_s = 0.0
+        s, lost_s = self.settings, 0.0
         if victim.step is Step.RUN:
             victim.idle_since_s, victim.start_judged = at_s, False
             worked_s = at_s - victim.started_at_s
             saved_s = worked_s // s.checkpoint_interval_s * s.checkpoint_interval_s
-            if chance(self.scenario.seed, "flush", f"{w.id}\0{victim.attempt}") < s.flush_succeeds:
+            if not victim.damaged and self._chance("flush", victim) < s.flush_succeeds:
                 saved_s = worked_s
             victim.done_s += saved_s * victim.speed
             lost_s = worked_s - saved_s
@@ -448,8 +473,10 @@ class Transitions:
                 self.meter.queued[self._types[gpu_type]] += sign * slots
 
     def _provisioning_s(self, state: WorkloadState) -> float:
-        at = chance(self.scenario.seed, "provisioning", f"{state.workload.id}\0{state.attempt}")
-        return self.settings.provisioning_s(at)
+        return self.settings.provisioning_s(self._chance("provisioning", state))
+
+    def _chance(self, what: str, state: WorkloadState) -> float:
+        return chance(self.scenario.seed, what, f"{state.workload.id}\0{state.attempt}")
 
     def _say(
         self, at_s: float, what: str, state: WorkloadState, place: str | None = None, detail: tuple[object, ...] = ()

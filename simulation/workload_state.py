@@ -72,6 +72,10 @@ class WorkloadState:
     """The place where it continues after its departure; None: it does not move."""
     moved: bool = False
     """Whether the present attempt continues one that was moved."""
+    award: tuple[Plan, PlacementRequest] | None = None
+    """The plan of the present attempt; None: it held its slots at the start of the simulation."""
+    damaged: bool = False
+    """Whether a machine of the present attempt was lost while its tasks ran."""
 
     def take(self, step: Step) -> None:
         """Enters a step of an attempt; skips the steps without a duration."""

@@ -9,7 +9,9 @@ The folder `exact` has 60 short trainings as people write them (`--training exac
 """
 
 import argparse
+import io
 import json
+import pickle
 import random
 import shutil
 import signal
@@ -22,6 +24,7 @@ from pathlib import Path
 
 import accelerate  # noqa: F401
 import lightning  # noqa: F401  # Imported before the forks.
+import torch
 import transformers  # noqa: F401
 
 from tests_integrations.scripts import TOUCHES, Aim, Ended, run, run_gang
@@ -62,9 +65,24 @@ def _warned(ended: Ended) -> list[str]:
     return [line for line in ended.output.splitlines() if "CheckpointWarning" in line]
 
 
+class _Values(pickle.Pickler):
+    """Pickles values only. `torch.save` also writes which texts are one object: not if a checkpoint was loaded."""
+
+    def persistent_id(self, obj: object) -> object:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        return str(obj.dtype), tuple(obj.shape), obj.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
 def results(folder: Path) -> dict[str, bytes]:
-    """Returns the result files of a training."""
-    return {name: (folder / name).read_bytes() for name in RESULTS if (folder / name).exists()}
+    """Returns the content of the result files of a training, as bytes."""
+    found = {name: (folder / name).read_bytes() for name in RESULTS if (folder / name).exists()}
+    if "model.pt" in found:
+        pickler = _Values(values := io.BytesIO())
+        pickler.fast = True  # Equal objects are written each time.
+        pickler.dump(torch.load(folder / "model.pt", weights_only=False))
+        found["model.pt"] = values.getvalue()
+    return found
 
 
 def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:

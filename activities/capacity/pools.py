@@ -21,7 +21,7 @@ from domain.demand import demand_of
 from domain.lifecycle.instances import InstancePhase
 from domain.phases import QUEUED_PHASES
 from domain.reasons import Reason, ReasonCode
-from domain.spread import SpreadLevel
+from domain.shortage import short_regions
 from infra.config.settings import Settings
 from infra.db import published_queue
 from infra.db.capacity import InstanceRow, PoolRow
@@ -182,12 +182,6 @@ def _keep_prices(session: Session, offers: Sequence[Offer]) -> None:
 _WINDOW: Label[str | None] = literal_column(
     f"(select array_window(a, {MOST_SHORTAGES}) from workload_array as a where a.id = workload.id)"
 ).label("window")
-_FOR_WANT_OF_MACHINES = {
-    ReasonCode.INSUFFICIENT_CAPACITY.value,
-    ReasonCode.NO_HARDWARE.value,
-    ReasonCode.REFUSED_LIKE.value,
-    ReasonCode.IN_OTHER_POOLS.value,
-}
 
 
 def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shortage]:
@@ -209,21 +203,9 @@ def read_shortages(session: Session, queue: published_queue.Newest) -> list[Shor
     )
     out = []
     for _, row in ranked[:MOST_SHORTAGES]:
-        regions = _regions(row.reasons)
+        regions = short_regions(row.reasons.get("reasons", ()))
         if regions and row.ask is not None:
             jobs = demand_of(row.ask).jobs
             ids = [row.id] if row.window is None else [one.id for one in read_window(row.id, row.window).waiting]
             out += [Shortage(id_, jobs, regions, row.tenant) for id_ in ids]
     return out[:MOST_SHORTAGES]
-
-
-def _regions(body: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the regions that lack only machines."""
-    codes: dict[str, set[str]] = {}
-    for reason in body.get("reasons", ()):
-        detail = reason.get("detail") or {}
-        if reason["code"] == ReasonCode.SPREAD_REQUIRED.value and detail.get("level") == SpreadLevel.MACHINE.value:
-            continue  # A new machine is another machine. It may be in the same rack, cluster or zone.
-        if (region := detail.get("region")) is not None:
-            codes.setdefault(region, set()).add(reason["code"])
-    return frozenset(region for region, found in codes.items() if found <= _FOR_WANT_OF_MACHINES)

@@ -1,13 +1,13 @@
 """Finds the checkpoints of work on lent machines in the stores: they are the evidence by which its time counts."""
 
-import time
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, func, select, text
 
 from activities.leader import Leader, lead
 from domain import ids
-from domain.lifecycle.credit import Earned
+from domain.lifecycle.credit import EVIDENCE_S, Earned
 from infra.config.settings import Settings
 from infra.db.models import Attempt
 from infra.db.session import in_db, in_thread, transaction
@@ -18,7 +18,8 @@ _ROUNDS = 6
 _DUE = text(
     "select a.workload, a.attempt, coalesce(a.store_url, r.bucket_url) as url"
     " from attempt as a join region as r on r.name = a.region where a.launch_limit_s is not null"
-    " and a.checkpoint_step is not null and (a.released_at is null or a.released_at > now() - interval '1 hour')"
+    " and a.checkpoint_step is not null"
+    " and (a.released_at is null or a.released_at > now() - make_interval(secs => :evidence_s))"
     " and (a.earned -> 'checkpoint' ->> 0)::numeric is distinct from a.checkpoint_step order by random() limit 50"
 )
 """Attempts on lent machines that report a checkpoint which was not found yet."""
@@ -45,7 +46,7 @@ class Credits:
     async def round(self) -> None:
         """Looks once for each checkpoint that was not found yet. An error of one store does not delay the others."""
         failed: Exception | None = None
-        for row in await in_db(self._engine, lambda session: session.execute(_DUE).all()):
+        for row in await in_db(self._engine, lambda session: session.execute(_DUE, {"evidence_s": EVIDENCE_S}).all()):
             try:
                 await in_thread(self._inspect, _Due(*row))
             except Exception as error:
@@ -60,7 +61,9 @@ class Credits:
             return
         with transaction(self._engine) as session:
             row = session.get(Attempt, (due.workload, due.attempt), with_for_update=True)
-            if row is not None:
+            now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
+            # Later the hours of the attempt are in the sums of its machines (`infra.db.lent_machines`).
+            if row is not None and (row.released_at is None or row.released_at > now - timedelta(seconds=EVIDENCE_S)):
                 # The time is from the record, which the task wrote.
-                at_s = min(newest.created_at_s, time.time())
+                at_s = min(newest.created_at_s, now.timestamp())
                 row.earned = Earned.of(row.earned).with_checkpoint(newest.step, at_s).to_json()

@@ -2,12 +2,13 @@
 
 import time
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from sqlalchemy import Engine, delete, exists, func, select, text, tuple_, update
+from sqlalchemy.orm import Session
 from temporalio import activity
 
 from activities.data.buckets import check_marker, marked_regions
@@ -24,6 +25,7 @@ from infra.db import changes
 from infra.db.capacity import InstanceRow
 from infra.db.costs import count_ended
 from infra.db.deliveries import Delivery
+from infra.db.lent_machines import count_given, forget_days
 from infra.db.logs import Audit, Event, Outbox, UsageRun
 from infra.db.models import Attempt, Cluster, Region, Workload
 from infra.db.services import BalancerReport, ServiceRequests, ServiceRow
@@ -44,6 +46,8 @@ _DELETE_WORKLOADS = text(
     # The counts of an array include its elements, so these are kept as long as the array. It is deleted after them.
     "delete from workload as w where w.expired_at is not null"
     " and w.finished_at < now() - make_interval(secs => :keep_s)"
+    # Its hours are not in the sums of its machines yet.
+    " and not exists (select from given_pending where workload = w.id)"
     " and not exists (select from workload as head where head.id = w.array_id"
     "  and (head.finished_at is null or head.finished_at >= now() - make_interval(secs => :keep_s)))"
     " and not exists (select from workload as element where element.array_id = w.id"
@@ -84,18 +88,19 @@ class HousekeepingActivities:
         """
         with heartbeating(), self._rounds.one() as failures:
             # Records do not depend on stores that may not answer.
-            self._count_costs()
+            self._count(count_ended)
+            self._count(count_given)
             self._delete_records()
             failures += self._delete_objects()
             self._delete_records()  # Those of workloads whose objects were deleted just now.
         return 0.0
 
-    def _count_costs(self) -> None:
-        """Adds all attempts that have ended to the costs by day, before they are deleted."""
+    def _count(self, count: Callable[[Session, int], int]) -> None:
+        """Adds all that has ended to sums, before it is deleted."""
         counted = _COUNTED_AT_ONCE
         while counted == _COUNTED_AT_ONCE:
             with transaction(self._engine) as session:
-                counted = count_ended(session, _COUNTED_AT_ONCE)
+                counted = count(session, _COUNTED_AT_ONCE)
 
     def _delete_records(self) -> None:
         long_ago = _ago(self._settings.lifecycle.keep_records_s)
@@ -114,6 +119,7 @@ class HousekeepingActivities:
             session.execute(delete(Delivery).where(Delivery.ended_at < long_ago))
             session.execute(delete(Outbox).where(Outbox.delivered_at < _ago(_KEEP_MESSAGES_S)))
             session.execute(_DELETE_MACHINE_CHANGES, {"keep_s": self._settings.lifecycle.keep_fleet_history_s})
+            forget_days(session)
             changes.forget(session, timedelta(seconds=_KEEP_CHANGES_S))
 
     def _delete_objects(self) -> list[str]:

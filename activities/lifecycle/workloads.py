@@ -12,6 +12,7 @@ from temporalio.exceptions import ApplicationError
 from activities.lifecycle import handover, leases, lent_work
 from activities.lifecycle.attempt_reports import set_progress
 from activities.scheduling.awards import AWARD
+from activities.scheduling.repairs import book_repair
 from domain import ids
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
@@ -212,6 +213,11 @@ class WorkloadActivities:
         """
         phase = Phase(requests[0].next_phase)
         asked = {request.workload_id: request for request in requests}
+        if self._settings.scheduler.repair and phase is Phase.PENDING:
+            for one in requests:
+                if one.reason["code"] == ReasonCode.MACHINE_LOST and not one.unstarted:
+                    lost = {*one.silent_machines, str(one.reason["detail"]["machine"])}
+                    book_repair(self._engine, one.workload_id, one.attempt, lost)
         with transaction(self._engine) as session:
             live, locked = self._lock_live(session, asked)
             if not live:

@@ -51,11 +51,11 @@ class LendingView(View):
     running: list[GuestView] = Field(description="Workloads on the machine that the caller may see")
     given_gpu_h: float = Field(
         description="GPU hours of useful work on the machine: up to the last checkpoint in the store, or the last "
-        "step that another machine of the gang has reported; of all kept records"
+        "step that another machine of the gang has reported"
     )
-    given_gpu_h_30d: float = Field(description="`given_gpu_h` of the last 30 days")
-    held_gpu_h: float = Field(description="GPU hours that workloads held on the machine, of all kept records")
-    given_since: datetime | None = Field(description="Start of the records; null: no workload was ever here")
+    given_gpu_h_30d: float = Field(description="`given_gpu_h` of today and of the 30 days (UTC) before")
+    held_gpu_h: float = Field(description="GPU hours that workloads held on the machine while it was lent")
+    given_since: datetime | None = Field(description="When a workload first held it; null: none ever did")
 
 
 @router.get(f"{PATH}/lending", summary="Get the contribution of a lent machine", responses=refusals(404))

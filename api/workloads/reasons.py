@@ -1,23 +1,20 @@
 """Determines the reasons for the state of workloads. Lists, `show`, `why` and the queue all use this module."""
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sqlalchemy import ARRAY, Integer, Text, any_, bindparam, cast, func, select
-from sqlalchemy.dialects.postgresql import array
 from sqlalchemy.orm import Session, defer
 
 from api.views import ReasonView, reason_view
-from domain.lifecycle.instances import InstancePhase
+from api.workloads.launches import machines_on_their_way, pools_that_cannot_grow
 from domain.phases import QUEUED_PHASES, Phase
 from domain.reasons import Reason, ReasonCode, running_since
 from domain.slots import tasks_of_jobs
 from infra.db import published_queue
 from infra.db.array_rows import ArrayCounts, KeptOut, counts_of, kept_out
-from infra.db.capacity import InstanceRow
 from infra.db.dependencies import DecidedDependency, dependencies_of, why_elements_blocked
 from infra.db.logs import Event, Waiting
 from infra.db.models import Attempt, Workload
@@ -114,11 +111,15 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
     waiting = _waiting(session, queued)
     blockers = dependencies_of(session, [row.id for row in queued if row.blocked is not None])
     coming = machines_on_their_way(session, [row.id for row in queued])
+    # Pools grow for none of the others (`activities.capacity.pools.read_shortages`).
+    wanted = [r for r in queued if r.held_by is None and r.id in waiting and not _is_over_quota(entries.get(r.id))]
+    pools = pools_that_cannot_grow(session, {r.id: (r.tenant, waiting[r.id]["reasons"]) for r in wanted})
     out = {
         row.id: Why(
             [
                 *coming.get(row.id, ()),
                 *_why_queued(row, entries.get(row.id), waiting.get(row.id), blockers.get(row.id, ())),
+                *pools.get(row.id, ()),
             ],
             entries.get(row.id),
         )
@@ -138,6 +139,10 @@ def _why_all(session: Session, queue: published_queue.Newest, rows: Sequence[Row
             also = *preparing.get(row.id, ()), *fewer.get(row.id, ())
             out[row.id] = Why([*([found] if found is not None else []), *also])
     return out
+
+
+def _is_over_quota(entry: published_queue.QueuePosition | None) -> bool:
+    return entry is not None and entry.over_quota
 
 
 def _like_their_arrays(session: Session, queue: published_queue.Newest, rows: Sequence[Row]) -> dict[str, Why]:
@@ -310,56 +315,4 @@ def waits_of(session: Session, rows: Sequence[Row]) -> dict[str, Waits]:
         if row.id in since:
             eligible_s = max(0.0, (now - max(at for at in since[row.id] if at is not None)).total_seconds())
         out[row.id] = Waits(max(0.0, waited_s), eligible_s)
-    return out
-
-
-_COMING = [phase.value for phase in (InstancePhase.REQUESTED, InstancePhase.LAUNCHING, InstancePhase.JOINING)]
-
-
-def machines_on_their_way(session: Session, workloads: Sequence[str]) -> dict[str, list[ReasonView]]:
-    """Returns, by workload, the machines that are being launched for it: type, zone and seconds until expected."""
-    if not workloads:
-        return {}
-    found = session.execute(
-        select(
-            InstanceRow.wanted_by,
-            InstanceRow.machine_type,
-            InstanceRow.zone,
-            InstanceRow.expected_at,
-            InstanceRow.reason,
-        )
-        .where(
-            InstanceRow.wanted_by.has_any(array(workloads)),
-            InstanceRow.phase.in_(_COMING),
-            InstanceRow.gone_at.is_(None),
-        )
-        .order_by(InstanceRow.id)
-    ).all()
-    asked = set(workloads)
-    rows = [
-        (workload, machine_type, zone, at, reason)
-        for wanted_by, machine_type, zone, at, reason in found
-        for workload in wanted_by
-        if workload in asked
-    ]
-    counts: Counter[tuple[str, str, str]] = Counter()
-    expected: dict[tuple[str, str, str], float] = {}
-    words: dict[tuple[str, str, str], str] = {}
-    now = datetime.now(UTC)
-    for workload, machine_type, zone, at, reason in rows:
-        key = workload, machine_type, zone
-        counts[key] += 1
-        if reason is not None and reason["code"] == ReasonCode.PENDING_AT_PROVIDER:
-            words[key] = reason["detail"]["words"]
-        expected[key] = max(expected.get(key, 0.0), 0.0 if at is None else (at - now).total_seconds())
-    out: dict[str, list[ReasonView]] = {}
-    for key, machines in counts.items():
-        workload, machine_type, zone = key
-        detail = {
-            "machines": machines, "machine_type": machine_type, "zone": zone, "expected_s": round(expected[key]),
-        }  # fmt: skip
-        if key in words:
-            detail["words"] = words[key]
-        view = ReasonView(**Reason(ReasonCode.WAITING_FOR_CAPACITY, detail).to_json())
-        out.setdefault(workload, []).append(view)
     return out

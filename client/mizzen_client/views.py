@@ -823,13 +823,13 @@ class Lending(TypedDict):
     """Workloads on the machine that the caller may see."""
     given_gpu_h: float
     """GPU hours of useful work on the machine: up to the last checkpoint in the store, or the last step that another
-    machine of the gang has reported; of all kept records."""
+    machine of the gang has reported."""
     given_gpu_h_30d: float
-    """`given_gpu_h` of the last 30 days."""
+    """`given_gpu_h` of today and of the 30 days (UTC) before."""
     held_gpu_h: float
-    """GPU hours that workloads held on the machine, of all kept records."""
+    """GPU hours that workloads held on the machine while it was lent."""
     given_since: str | None
-    """Start of the records; None: no workload was ever here."""
+    """When a workload first held it; None: none ever did."""
 
 
 class Pool(TypedDict):

@@ -8,6 +8,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+EVIDENCE_S = 3600.0
+"""How long after the end of an attempt its evidence can change, in seconds."""
+
 
 @dataclass(frozen=True)
 class Earned:
@@ -30,7 +33,7 @@ class Earned:
         return cls(None if found is None else tuple(found), steps, tuple(body.get("answered", ())))
 
     def to_json(self) -> dict[str, Any]:
-        """Returns the evidence as values of JSON. SQL reads it too (`api/fleet/owner_view.py`)."""
+        """Returns the evidence as values of JSON. SQL reads it too (`infra.db.lent_machines`)."""
         return asdict(self)
 
     def with_steps(self, reported: Mapping[str, int], resumed_step: int | None, now_s: float) -> "Earned":

@@ -6,6 +6,7 @@ from infra.db import console_sessions as console_sessions
 from infra.db import costs as costs
 from infra.db import deliveries as deliveries
 from infra.db import dependencies as dependencies
+from infra.db import lent_machines as lent_machines
 from infra.db import logs as logs
 from infra.db import models as models
 from infra.db import placement_runs as placement_runs

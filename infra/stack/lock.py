@@ -24,6 +24,14 @@ def make_closed(path: Path) -> None:
     path.mkdir(mode=0o711 if os.geteuid() == 0 else 0o700, parents=True, exist_ok=True)
 
 
+def make_data_folder(path: Path) -> None:
+    """Makes a data folder if it does not exist. In a checkout, git and `mizzen run` then ignore it, with its keys."""
+    is_new = not path.exists()
+    make_closed(path)
+    if is_new:
+        (path / _IGNORE).write_text("*\n")
+
+
 @contextmanager
 def data_folder(path: Path) -> Iterator[Path]:
     """Context manager that creates the data folder if it is missing, holds its lock, and returns the absolute path.
@@ -35,11 +43,7 @@ def data_folder(path: Path) -> Iterator[Path]:
         StackError: another process uses the folder, or it cannot be written.
     """
     try:
-        is_new = not path.exists()
-        make_closed(path)
-        if is_new:
-            # In a checkout, git and `mizzen run` then ignore the folder, with its keys and sockets.
-            (path / _IGNORE).write_text("*\n")
+        make_data_folder(path)
         if (mode := stat.S_IMODE(path.stat().st_mode)) & 0o066:
             _log.warning("data_dir: %s: mode %o lets other users list or change it; mizzen leaves it", path, mode)
         descriptor = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)

@@ -27,7 +27,7 @@ from infra.stack.backup import (
     opened_backup,
 )
 from infra.stack.database import client_command, served
-from infra.stack.lock import make_closed
+from infra.stack.lock import make_closed, make_data_folder
 from infra.stack.postgres import EmbeddedPostgres
 
 _OWN = text(
@@ -79,7 +79,7 @@ def _draft_of(folder: Path) -> Iterator[Path]:
     """Yields a new folder beside `folder`, which is removed at the end unless it was renamed."""
     draft = folder.with_name(f".{folder.name}.restoring-{os.getpid()}")
     try:
-        make_closed(draft)
+        make_data_folder(draft)
         yield draft
     except OSError as error:
         raise StackError(f"--data-dir: {error.filename or folder}: {error.strerror}") from None

@@ -102,6 +102,10 @@ class RunObserver:
         self._ready_s[w.id] = at_s
         self._awards[w.id] += 1
 
+    def _repaired(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
+        self._end("award", w, at_s, 0.0)
+        self._moved(w, at_s, None)
+
     def _left(self, w: SimulatedWorkload, at_s: float, _: Any) -> None:
         self.lost.append((at_s, (at_s - self._evicted_s[w.id]) * w.gpus))
         evictor = self._owing.pop(w.id, None)

@@ -46,9 +46,9 @@ class MachineObserver(RunObserver):
         """Processes one event of the run."""
         self._advance(event.at_s)
         w = self._of[event.workload]
-        if event.what in ("moved", "finished", "left"):
+        if event.what in ("moved", "repaired", "finished", "left"):
             self._move(w.id, 1)
-        if event.what in ("awarded", "moved"):
+        if event.what in ("awarded", "moved", "repaired"):
             self._gangs.discard(w.id)
             placed = cast(tuple[Sequence[Sequence[tuple[str, int]]], object], event.detail)[0]
             jobs = zip(w.jobs, placed, strict=True)

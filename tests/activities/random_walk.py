@@ -24,6 +24,7 @@ class Walk:
         self.chance = random.Random(seed)
         self.lives = Lives(world, self.chance)
         self.boots = dict.fromkeys(FLEET, 1)
+        world.configure(repair=True)
         for region in ("east", "west"):
             world.region(region)
         for machine, gpus in FLEET.items():
@@ -31,7 +32,7 @@ class Walk:
         for name, (level, gpus) in TENANTS.items():
             world.tenant(name, level, gpus)
         steps: dict[Callable[[], None], int] = {
-            self.submit: 8, self.tick: 10, self.live: 12, self.cancel: 1, self.lose: 1, self.come_back: 4,
+            self.submit: 8, self.tick: 10, self.live: 12, self.cancel: 2, self.lose: 2, self.come_back: 4,
             self.lower: 1, self.reboot: 1, self.cordon: 1, self.uncordon: 4, self.drain: 1, self.hold: 1,
             self.let_go: 2, self.confirm: 4,
         }  # fmt: skip
@@ -47,9 +48,11 @@ class Walk:
 
     def submit(self) -> None:
         jobs = [
-            job(f"j{i}", tasks=self.chance.choice([1, 1, 2, 3]), gpus=self.chance.choice([0, 1, 1, 2]), cpus_milli=2000)
+            job(f"j{i}", tasks=self.chance.choice([1, 1, 2, 3]), gpus=self.chance.choice([0, 1, 2, 3]), cpus_milli=2000)
             for i in range(self.chance.choice([1, 1, 1, 2]))
         ]
+        if len(jobs) == 1 and self.chance.random() < 0.5:
+            jobs = [jobs[0].model_copy(update={"most_tasks": jobs[0].tasks + self.chance.choice([1, 2, 5])})]
         by = self.chance.choice(["ann", "bob", "cleo"])
         self.world.submit(*jobs, tenant=self.chance.choice(["high", "high", "poor", "t"]), by=by)
 

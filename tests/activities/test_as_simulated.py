@@ -1,6 +1,7 @@
 """A recorded run of the live scheduler, replayed in the simulator: the same order, on the same machines."""
 
 import random
+from dataclasses import replace
 from math import inf
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +19,7 @@ from simulation.settings import SimulationSettings
 from simulation.transitions import Happened
 from tests.activities.world import World, job
 from tests.depth import few
+from tests.simulation.scenarios import losing
 
 Award = tuple[str, tuple[str, ...]]
 """A workload and its machines."""
@@ -85,3 +87,48 @@ def test_a_recorded_run_has_the_order_of_its_simulation(world: World, seed: int)
     assert len(recorded) == len(runtimes_s)
     assert [name for name, _ in recorded] != sorted(runtimes_s)
     assert _simulated(live) == recorded
+
+
+def _damaged(live: LiveSnapshot, machine: str) -> list[Award]:
+    """Returns where gangs continue in the simulation after a machine was lost that they used."""
+    settings = SimulationSettings(
+        provisioning_p50_s=0, tick_spacing_s=0.001, min_runtime_s=PROTECTED_S, reserve_after_s=inf, w_fair=0
+    )
+    seen: list[Happened] = []
+    scene = losing(live_scenario(live, settings, seed=0), (1.0, machine.partition("/")[0], machine))
+    Run(replace(scene, until_s=90.0), POLICIES["global"], follow=seen.append).go()
+    jobs = [(one.workload, cast(Any, one.detail[0])) for one in seen if one.what == "repaired"]
+    return [(name, tuple(sorted(machine for placed in found for machine, _ in placed))) for name, found in jobs]
+
+
+@pytest.mark.parametrize("seed", few(range(12), 5))
+def test_a_loss_is_repaired_as_simulated(world: World, seed: int) -> None:
+    """The gangs that lose a machine continue live on the machines that the simulation says, or wait as it says."""
+    world.configure(min_runtime_s=PROTECTED_S, w_fair=0.0, repair=True)
+    chance = random.Random(seed)
+    world.tenant("rich", level=2, gpus=1000)
+    world.tenant("poor", level=4, gpus=3)
+    for region in ("east", "west"):
+        world.region(region)
+        for n in range(6):
+            world.machine(f"{region}/c/m{n}", 2, rack=f"k{n % 2}")
+    names = [
+        world.submit(
+            job(tasks=chance.randint(1, 4), gpus=chance.choice([1, 2])), tenant=chance.choice(["rich", "poor"])
+        )
+        for _ in range(5)
+    ]
+    live = get_snapshot(cast(Any, SimpleNamespace(engine=world.engine)), cast(Any, None))
+    world.tick()
+    placed = {name: sorted(world.holdings(name)) for name in names if world.holdings(name)}
+    lost = chance.choice([m for used in placed.values() if len(used) > 1 for m in used])
+    for name in placed:
+        world.run(name)
+    world.machines.lost(world.attend(lost))
+    for name, used in sorted(placed.items()):
+        if lost in used:
+            world.release(name, Phase.PENDING, blames=lost, silent=[lost])
+    recorded = [
+        (name, tuple(sorted(world.holdings(name)))) for name in sorted(placed) if world.workload(name).attempt == 2
+    ]
+    assert _damaged(live, lost) == recorded

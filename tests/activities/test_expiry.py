@@ -10,7 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
-from sqlalchemy import Engine, func, select, text
+from sqlalchemy import Engine, func, select, text, update
 from temporalio.testing import ActivityEnvironment
 
 from activities.capacity.ledger import record_refusal
@@ -23,6 +23,7 @@ from capacity.provider import LaunchRefused, Refusal
 from domain import ids
 from domain.capacity import CapacityKind
 from domain.phases import Phase
+from infra.db.lent_machines import GivenPending, given_by
 from infra.db.logs import Audit, Event, MachineChange, Outbox
 from infra.db.models import Allocation, Attempt, Idempotency, Region, Workload
 from infra.db.schema import SCHEMA
@@ -138,6 +139,25 @@ def test_a_workload_goes_with_all_that_names_it(town: World, house: Housekeeping
     check_machines(town)
     town.release(evictor, Phase.SUCCEEDED)
     check_machines(town)
+
+
+def test_the_hours_of_a_lent_machine_outlive_its_workloads(town: World, house: HousekeepingActivities) -> None:
+    """A workload is deleted only after its hours are in the sums of its machines."""
+    workload = town.running(job(gpus=4))
+    with town.session() as session:
+        session.execute(update(Attempt).values(launch_limit_s=60.0))
+    town.release(workload, Phase.SUCCEEDED)
+    _finished(town, workload, 100)
+    ActivityEnvironment().run(house.expire)
+    assert _counts(town.engine)["workload"] == 1  # Its evidence is not final.
+    with town.session() as session:
+        held_gpu_h = given_by(session, [M])[M].held_gpu_h
+        session.execute(update(GivenPending).values(ended_at=GivenPending.ended_at - timedelta(hours=2)))
+    assert held_gpu_h > 0
+    ActivityEnvironment().run(house.expire)
+    assert _counts(town.engine)["workload"] == 0
+    with town.session() as session:
+        assert given_by(session, [M])[M].held_gpu_h == held_gpu_h
 
 
 def test_deleting_history_locks_no_machine(town: World, house: HousekeepingActivities) -> None:

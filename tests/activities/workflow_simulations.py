@@ -9,6 +9,7 @@ from sqlalchemy import select
 
 from domain.phases import Phase
 from domain.protocol.workload_messages import MessageKind
+from domain.reasons import ReasonCode
 from domain.task_reports import TaskProgress
 from infra.db.logs import Outbox
 from tests.activities.world import World
@@ -90,15 +91,18 @@ class Lives:
             if life.stage == "running" and self._chance.random() < 0.5:
                 self._world.change(workload, Phase.CHECKPOINTING, life.attempt)
             lost = mail["detail"].get("machine") if kind is MessageKind.MACHINE_LOST else None
-            self._end(workload, life, _ENDS[kind], lost, [lost] if lost and life.stage == "running" else [])
+            silent = [lost] if lost and life.stage == "running" else []
+            self._end(workload, life, _ENDS[kind], lost, silent, mail["detail"].get("code"))
         elif kind is MessageKind.CANCEL:
             life.cancelled = not self._world.change(workload, Phase.CANCELLED, life.attempt)
             life.stage = "queued" if life.cancelled else "over"
 
     def _end(
-        self, workload: str, life: _Life, phase: Phase, blames: str | None = None, silent: Sequence[str] = ()
-    ) -> None:
+        self, workload: str, life: _Life, phase: Phase, blames: str | None = None, silent: Sequence[str] = (),
+        code: str | None = None,
+    ) -> None:  # fmt: skip
         progress = [TaskProgress("main", 0, step=life.attempt, checkpoint_step=life.attempt, checkpoint_at_s=1.0)]
         for _ in range(self._chance.choice([1, 1, 2])):  # an activity may run twice
-            self._world.release(workload, phase, life.attempt, blames, progress, silent)
+            why = None if code is None else ReasonCode(code)
+            self._world.release(workload, phase, life.attempt, blames, progress, silent, code=why)
         life.stage = "queued" if phase in (Phase.PENDING, Phase.PREEMPTED) else "over"

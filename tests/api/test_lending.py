@@ -1,7 +1,6 @@
 """What a machine gives: the workloads on it, its hours, and why it takes no work."""
 
-import time
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from sqlalchemy import func, update
@@ -9,6 +8,7 @@ from sqlalchemy import func, update
 from domain.lifecycle.credit import Earned
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
+from infra.db.lent_machines import DAYS, count_given
 from infra.db.models import Allocation, Attempt, Machine
 from tests.api.calls import get
 from tests.api.world import ApiWorld
@@ -18,19 +18,19 @@ DAY = timedelta(days=1)
 
 
 def _held(world: ApiWorld, workload: str, begun_days: float, ended_days: float | None) -> None:
-    """Sets from when to when a workload held its slots, in days before now."""
+    """Sets from when to when a workload held its slots, in days before now, on a lent machine."""
     ended = None if ended_days is None else func.now() - ended_days * DAY
     with world.session() as session:
-        session.execute(
-            update(Allocation)
-            .where(Allocation.workload == workload)
-            .values(held_at=func.now() - begun_days * DAY, released_at=ended)
-        )
+        own = update(Allocation).where(Allocation.workload == workload)
+        session.execute(own.values(held_at=func.now() - begun_days * DAY, released_at=ended))
+        run = update(Attempt).where(Attempt.workload == workload)
+        session.execute(run.values(launch_limit_s=60.0, released_at=None))
+        session.execute(run.values(released_at=ended))
 
 
 def _earns(world: ApiWorld, workload: str, ago_days: float, *, steps: bool = False) -> None:
     """Records evidence of an attempt's work up to some days before now: a checkpoint, or steps of two machines."""
-    at_s = time.time() - ago_days * 86400
+    at_s = (datetime.now(UTC) - ago_days * DAY).timestamp()
     earned = Earned().with_checkpoint(7, at_s)
     if steps:
         earned = Earned().with_steps({"north/alpha/m1": 7, "north/alpha/m2": 7}, None, at_s)
@@ -41,7 +41,8 @@ def _earns(world: ApiWorld, workload: str, ago_days: float, *, steps: bool = Fal
 async def test_hours_and_workloads(world: ApiWorld) -> None:
     """Hours count each GPU from the award to the last evidence of work, at most to the release; others do not count.
 
-    Without evidence, nothing counts, however long the resources were held.
+    Without evidence, nothing counts, however long the resources were held. The hours of the last days are those since
+    the begin of a day. After the ends were added to the sums, all hours are the same.
     """
     assert (await get(world, PATH, "machine"))["given_since"] is None
     old, recent = (world.add_workload(Phase.SUCCEEDED) for _ in range(2))
@@ -66,12 +67,16 @@ async def test_hours_and_workloads(world: ApiWorld) -> None:
     _earns(world, hidden, 5)
     seen = await get(world, PATH, "machine")
     assert seen["given_gpu_h"] == pytest.approx(24 * (2 * 21 + 3 * 0.5 + 2 * 0.75), abs=0.1)
-    assert seen["given_gpu_h_30d"] == pytest.approx(24 * (2 * 1 + 3 * 0.5 + 2 * 0.75), abs=0.1)
+    today = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
+    since_first_day = (datetime.now(UTC) - 29 * DAY - (today - DAYS * DAY)) / DAY
+    assert seen["given_gpu_h_30d"] == pytest.approx(24 * (2 * since_first_day + 3 * 0.5 + 2 * 0.75), abs=0.1)
     assert seen["given_since"] is not None
     assert [(one["workload"], one["tenant"], one["slots"]) for one in seen["running"]] == [
         (live, "vision", [1, 3]),
         (hidden, "speech", [2]),
     ]
+    with world.session() as session:
+        assert count_given(session, 10) == 3
     assert await get(world, PATH, "operator") == {
         **seen,
         "given_gpu_h": pytest.approx(seen["given_gpu_h"], abs=0.1),

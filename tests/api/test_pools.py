@@ -5,8 +5,9 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 
+from domain.reasons import Reason, ReasonCode
 from infra.db.capacity import InstanceRow, PoolRow
-from infra.db.logs import Audit, Outbox
+from infra.db.logs import Audit, Outbox, Waiting
 from infra.db.models import Region
 from tests.api.calls import act, get
 from tests.api.world import INSTANCE, ApiWorld
@@ -123,6 +124,27 @@ async def test_why_says_what_is_on_its_way(world: ApiWorld) -> None:
     async with world.client("speech") as client:
         shown = (await client.get("/v1/instances")).text
     assert workload not in shown
+
+
+async def test_why_says_which_pools_cannot_grow(world: ApiWorld) -> None:
+    """`why` has what a provider answered to growing pools that may launch for the workload, and no other pools."""
+    workload = world.add_workload()
+    lacks = Reason(ReasonCode.NO_HARDWARE, {"region": "north", "job": "main", "needs": "1 task"})
+    pools: list[tuple[str, list[str], int | None]] = [
+        ("open", [], 4), ("ours", ["vision"], 4), ("theirs", ["speech"], 4), ("fixed", [], None)
+    ]  # fmt: skip
+    with world.session() as session:
+        session.add(Waiting(workload=workload, reasons={"reasons": [lacks.to_json()]}))
+        for name, tenants, most in pools:
+            detail = {"pool": name, "region": "north", "provider": "p", "words": "401"}
+            silent = Reason(ReasonCode.PROVIDER_SILENT, detail).to_json()
+            session.add(PoolRow(region="north", name=name, tenants=tenants, max_size=most, reason=silent))
+    reasons = (await get(world, f"/v1/workloads/{workload}/why"))["reasons"]
+    assert [(r["code"], r["detail"].get("pool")) for r in reasons] == [
+        ("no_hardware", None),
+        ("provider_silent", "open"),
+        ("provider_silent", "ours"),
+    ]
 
 
 async def test_a_region_with_pools_or_instances_stays(world: ApiWorld) -> None:

@@ -63,7 +63,7 @@ def empty_url(databases: Databases, postgres_url: str) -> str:
 def test_a_backup_is_restored_into_an_empty_database_and_is_held(
     settings: Settings, database_url: str, empty_url: str, tmp_path: Path
 ) -> None:
-    """Rows, keys and settings return; readers of the event log continue; the hold ends with `adopt`, once."""
+    """Rows, keys and settings return, and git ignores them. Readers of the log continue; `adopt` ends the hold once."""
     file, to = tmp_path / "b.zip", tmp_path / "restored"
     old_umask = os.umask(0)
     try:
@@ -71,7 +71,9 @@ def test_a_backup_is_restored_into_an_empty_database_and_is_held(
         restore_backup(file, to, empty_url)
     finally:
         os.umask(old_umask)
-    private = [file, *(path for path in to.rglob("*") if path.is_file())]
+    ignored = to / ".gitignore"
+    assert ignored.read_text() == "*\n"
+    private = [file, *(path for path in to.rglob("*") if path.is_file() and path != ignored)]
     assert {stat.S_IMODE(path.stat().st_mode) for path in private} == {0o600}
     for name in ("master.key", "operator.key", "machines/east.a.m-1/key"):
         assert (to / name).read_bytes() == (settings.data_dir / name).read_bytes()

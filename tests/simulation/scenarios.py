@@ -1,15 +1,19 @@
 """Small fleets and workloads for the simulator's tests."""
 
 import random
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from math import inf
 
+from capacity.scaling import Shortage
 from domain.scheduling import JobRequest, MachineState, TenantState
 from reference.engine import on_reference
 from research.rivals.policies import ALL_POLICIES
+from simulation.meter import Meter
 from simulation.run import Run, Scenario
 from simulation.settings import SimulationSettings
-from simulation.transitions import Happened
+from simulation.supply import Keeper, Supply
+from simulation.transitions import Happened, Transitions
 from simulation.workloads import SimulatedWorkload
 
 GIB = 1 << 30
@@ -101,6 +105,37 @@ def when(seen: list[Happened], what: str) -> dict[str, float]:
 def where(seen: list[Happened]) -> dict[str, str]:
     """Returns the region of the last award, by workload."""
     return {one.workload: str(one.place) for one in seen if one.what == "awarded"}
+
+
+@dataclass(frozen=True)
+class Losing(Supply):
+    """Loses machines at given times: their regions and ids."""
+
+    losses: tuple[tuple[float, str, str], ...]
+
+    def keeper(
+        self, transitions: Transitions, meter: Meter, waiting: Callable[[], list[Shortage]], seed: int
+    ) -> Keeper:
+        """Returns the keeper of a run."""
+        return _LosingKeeper(self.losses, transitions)
+
+
+class _LosingKeeper(Keeper):
+    def __init__(self, losses: tuple[tuple[float, str, str], ...], transitions: Transitions) -> None:
+        super().__init__(due_s=losses[0][0])
+        self._losses, self._transitions = list(losses), transitions
+
+    def happen(self, at_s: float) -> bool:
+        _, region, machine = self._losses.pop(0)
+        self._transitions.interrupt(at_s, region, machine, lost=True)
+        self.due_s = self._losses[0][0] if self._losses else inf
+        return True
+
+
+def losing(scene: Scenario, *losses: tuple[float, str, str], repair: bool = True) -> Scenario:
+    """Returns the scenario in which machines are lost."""
+    settings = scene.settings.model_copy(update={"repair": repair})
+    return replace(scene, sources=Losing(losses), settings=settings)
 
 
 def random_scenario(seed: int, settings: SimulationSettings, count: int = 120) -> Scenario:

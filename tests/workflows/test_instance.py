@@ -8,7 +8,9 @@ import pytest
 import pytest_asyncio
 from temporalio.client import Client, WorkflowHandle
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import UnsandboxedWorkflowRunner
 
+import workflows.instance
 from domain.lifecycle.instances import LATEST_INSTANCES
 from domain.protocol.activities import Activity
 from domain.protocol.instances import InstanceInput
@@ -161,3 +163,25 @@ async def test_a_successor_drains_on(instance: Instance) -> None:
     await instance.begins("draining")
     await instance.handle.result()
     assert instance.ledger.phases() == ["draining", "gone done"]
+
+
+async def test_a_long_history_ends(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each step that may last, the workflow continues as new, and the times for joining and draining go on."""
+    # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.
+    monkeypatch.setattr(workflows.instance, "LONG_HISTORY_EVENTS", 5)
+    one = Instance(dev_client, f"in-{next(_NUMBERS)}")
+    async with serving(dev_client, one.id, [InstanceWorkflow], one.ledger.all(), UnsandboxedWorkflowRunner()):
+        one.ledger.ends_after = 3
+        await one.begins(drain_s=2.0)
+        for times in (4, 6):
+            while len(one.ledger.requests(Activity.INSPECT_INSTANCE)) < times:
+                await one.told()
+        await one.told(ready=True)
+        await until(lambda: "ready done" in one.ledger.phases(), "the machine serves")
+        await one.told()
+        await one.told(told=True, held=True)
+        await one.handle.result()
+    phases = [phase for phase, _ in itertools.groupby(p.split()[0] for p in one.ledger.phases())]
+    assert phases == ["launching", "joining", "ready", "draining", "gone"]
+    assert one.ledger.names().count("instance.terminate") == 3
+    assert len(one.ledger.phases()) > 6, "the workflow has continued as new"

@@ -1,0 +1,61 @@
+"""Plain reference implementation of `rms.repair`, for tests only."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from domain.criteria import PlanQuality
+from domain.scheduling import MachineState, PlacementRequest, Plan, RegionSnapshot
+from reference.bids import bid
+from rms.repair import DamagedGang
+
+
+def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> Plan | None:
+    """Returns the place where the gang continues, with the same result as `rms.repair.repair`."""
+    fleet = list(machines)
+    where = [[machine for machine, tasks in placement.machines for _ in range(tasks)] for placement in gang.placed]
+    ids = {one.id for one in fleet}
+    lost = [machine for machines_ in where for machine in machines_ if machine not in ids]
+    if len(lost) > len([machine for machines_ in where for machine in machines_]) - len(lost):
+        return None
+    jobs = []
+    for job, placement, own in zip(gang.request.jobs, gang.placed, where, strict=True):
+        stay = [machine for machine in own if machine in ids]
+        if len(stay) < len(own):
+            if job.topology.required is not None or job.topology.slice_tasks > 1:
+                return None
+            beside = [one for one in fleet if one.id in stay]
+            near = [one for one in fleet if any(_together(one, other) for other in beside)]
+            if not beside:
+                near = [one for one in fleet if one.cluster in placement.cluster.split("+")]
+            part = replace(
+                job, tasks=len(own) - len(stay), most_tasks=0, topology=type(job.topology)(), moves=(),
+                gpu_types=() if placement.gpu_type is None else (placement.gpu_type,),
+            )  # fmt: skip
+            request = PlacementRequest(
+                gang.request.workload, gang.request.rank, (part,), avoids=gang.request.avoids,
+                tenant=gang.request.tenant,
+            )  # fmt: skip
+            plan = bid(RegionSnapshot(region, 0.0, tuple(near), ()), request).plan if near else None
+            if plan is None:
+                return None
+            for machine, tasks in plan.jobs[0].machines:
+                stay += [machine] * tasks
+                fleet = [
+                    replace(
+                        one,
+                        free_gpus=one.free_gpus - tasks * job.gpus_per_task,
+                        free_cpus_milli=one.free_cpus_milli - tasks * job.cpus_milli_per_task,
+                        free_memory_bytes=one.free_memory_bytes - tasks * job.memory_bytes_per_task,
+                    )
+                    if one.id == machine
+                    else one
+                    for one in fleet
+                ]
+        counts = tuple((machine, stay.count(machine)) for machine in sorted(set(stay)))
+        jobs.append(replace(placement, machines=counts))
+    return Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
+
+
+def _together(one: MachineState, other: MachineState) -> bool:
+    """Returns whether a job may use both machines: they are of one cluster, and the same tenants may use them."""
+    return (one.cluster, one.pool) == (other.cluster, other.pool)

@@ -1,0 +1,83 @@
+"""Repair in place: a gang that has lost machines keeps the others, and the missing tasks go to free resources nearby.
+
+Nothing is evicted. A gang that needs an eviction returns to the queue, where victims are found as for any workload.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from domain.criteria import PlanQuality
+from domain.scheduling import JobPlacement, JobRequest, MachineState, PlacementRequest, Plan
+from domain.topology import ANYWHERE
+from rms.bid import bid_in
+from rms.consolidation import less_free
+from rms.gang import Planner
+from rms.region import RegionColumns
+
+
+@dataclass(frozen=True)
+class DamagedGang:
+    """A gang of which some machines are lost or take no work any more."""
+
+    request: PlacementRequest
+    """As for its placement; nothing is evicted, whatever its rank."""
+    placed: tuple[JobPlacement, ...]
+    """Where the tasks of its jobs were."""
+
+
+def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> Plan | None:
+    """Returns the place where the gang continues; None: it returns to the queue.
+
+    The tasks on machines that take work stay there. The others are placed job by job in the same cluster and pool and
+    on the same GPU type, as any workload is placed. The gang returns to the queue if more than half of its tasks lack a
+    machine, or if such a task belongs to a job that requires a topology.
+
+    Args:
+        region: the region's name.
+        machines: its machines that take work. Their free amounts exclude what the gang holds.
+        gang: the gang.
+    """
+    there = {one.id: one for one in machines}
+    kept = [Counter({m: n for m, n in one.machines if m in there}) for one in gang.placed]
+    if 2 * sum(map(Counter.total, kept)) < sum(one.tasks for one in gang.placed):
+        return None
+    jobs = []
+    for job, before, own in zip(gang.request.jobs, gang.placed, kept, strict=True):
+        missing = before.tasks - own.total()
+        if missing:
+            if job.topology.required is not None or job.topology.slice_tasks > 1:
+                return None
+            groups = {there[m].dynamic_cluster for m in own}
+            near = [
+                one
+                for one in there.values()
+                if (one.dynamic_cluster in groups if groups else one.cluster in before.cluster.split("+"))
+            ]
+            added = _added(region, near, gang.request, missing_part(job, before, missing))
+            if added is None:
+                return None
+            for machine, tasks in added.machines:
+                there[machine] = less_free(there[machine], job, tasks)
+            own.update(dict(added.machines))
+        jobs.append(replace(before, machines=tuple(sorted(own.items()))))
+    return Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
+
+
+def missing_part(job: JobRequest, before: JobPlacement, missing: int) -> JobRequest:
+    """Returns the request for the missing tasks of a job."""
+    types = () if before.gpu_type is None else (before.gpu_type,)
+    return replace(job, tasks=missing, most_tasks=0, gpu_types=types, topology=ANYWHERE, moves=())
+
+
+def _added(
+    region: str, near: Iterable[MachineState], request: PlacementRequest, job: JobRequest
+) -> JobPlacement | None:
+    """Returns where the missing tasks of a job go; None: there is not enough room."""
+    columns = RegionColumns(region)
+    for one in near:
+        columns.put_machine(one)
+    columns.refresh(0.0)
+    wanted = PlacementRequest(request.workload, request.rank, (job,), avoids=request.avoids, tenant=request.tenant)
+    plan = bid_in(Planner(columns), wanted).plan
+    return None if plan is None else plan.jobs[0]

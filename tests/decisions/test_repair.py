@@ -1,0 +1,104 @@
+"""Repair in place against its plain reference, and what it never does."""
+
+from random import Random
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+import reference.repair
+from domain.scheduling import JobPlacement, JobRequest, MachineState, PlacementRequest, Plan, RegionSnapshot
+from domain.spread import SpreadLevel
+from domain.topology import TopologyRule
+from rms.repair import DamagedGang, repair
+from tests.decisions.fleets import gpu_job, in_pool, machine, regions, requests
+
+
+def continued(machines: list[MachineState], *placed: JobPlacement, jobs: tuple[JobRequest, ...]) -> Plan | None:
+    gang = DamagedGang(PlacementRequest("w", 9, jobs), placed)
+    found = repair("here", machines, gang)
+    assert found == reference.repair.repair("here", machines, gang)
+    return found
+
+
+def on(*machines: tuple[str, int], name: str = "train", cluster: str = "c1") -> JobPlacement:
+    return JobPlacement(name, cluster, "a100", machines)
+
+
+def placed(found: Plan | None) -> list[tuple[tuple[str, int], ...]] | None:
+    return None if found is None else [job.machines for job in found.jobs]
+
+
+def test_the_missing_tasks_go_to_free_slots_and_the_others_stay() -> None:
+    """The fullest machine with room takes the tasks of the lost one; what other work holds does not count as room."""
+    fleet = [machine("m1", used=8), machine("m2", used=8), machine("m4", used=0), machine("m5", used=4)]
+    found = continued(fleet, on(("m1", 1), ("m2", 1), ("m3", 1)), jobs=(gpu_job(3, 4),))
+    assert placed(found) == [(("m1", 1), ("m2", 1), ("m5", 1))]
+
+
+def test_a_machine_that_the_gang_keeps_may_take_more_of_its_tasks() -> None:
+    """The tasks of a machine are counted together."""
+    fleet = [machine("m1", used=4), machine("m2", used=8)]
+    assert placed(continued(fleet, on(("m1", 1), ("m2", 1), ("m3", 1)), jobs=(gpu_job(3, 4),))) == [
+        (("m1", 2), ("m2", 1))
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fleet", "job"),
+    [
+        ([machine("m1", used=8), machine("m4", used=5)], gpu_job(2, 4)),
+        ([machine("m1", used=8), machine("m4", gpu_type="h100")], gpu_job(2, 4, "a100", "h100")),
+        ([machine("m1", used=8), machine("m4", cluster="c2")], gpu_job(2, 4)),
+        ([machine("m1", used=8), in_pool(machine("m4"), "p")], gpu_job(2, 4)),
+        ([machine("m4"), machine("m5")], gpu_job(2, 4)),
+    ],
+    ids=["no room", "other type", "other cluster", "pool of others", "most is lost"],
+)
+def test_when_a_gang_returns_to_the_queue(fleet: list[MachineState], job: JobRequest) -> None:
+    """The spare must have room, be alike and near, and half of the tasks must stay."""
+    assert continued(fleet, on(("m1", 1), ("m3", 1)), jobs=(job,)) is None
+
+
+def test_topology() -> None:
+    """A job that requires a level, or has slices, is placed as a whole; a preferred level does not matter."""
+    fleet = [machine("m1", used=8), machine("m4", rack="r2")]
+    for rule, there in (
+        (TopologyRule(required=SpreadLevel.RACK), False), (TopologyRule(slice_tasks=2), False),
+        (TopologyRule(preferred=SpreadLevel.RACK), True),
+    ):  # fmt: skip
+        job = JobRequest("train", 2, 4, ("a100",), 0, 0, topology=rule)
+        assert (continued(fleet, on(("m1", 1), ("m3", 1)), jobs=(job,)) is not None) == there
+
+
+@given(regions(), requests(), st.integers(0, 1 << 30))
+def test_as_the_reference(snapshot: RegionSnapshot, request: PlacementRequest, seed: int) -> None:
+    """Whatever is lost, the result is that of the reference, tasks on open machines stay, and none gets too many."""
+    chance = Random(seed)
+    ids, gone = [m.id for m in snapshot.machines], ["x0", "x1"]
+    placements = []
+    for job in request.jobs:
+        first = chance.choice(snapshot.machines)
+        alike = [m.id for m in snapshot.machines if (m.cluster, m.pool) == (first.cluster, first.pool)]
+        many = chance.choices([*alike, *gone][: 1 + chance.randrange(len(alike) + 2)] + gone, k=job.tasks)
+        where = tuple((one, many.count(one)) for one in sorted(set(many)))
+        gpu_type = chance.choice(job.gpu_types) if job.gpus_per_task else None
+        placements.append(JobPlacement(job.name, first.cluster, gpu_type, where))
+    gang = DamagedGang(request, tuple(placements))
+    found = repair("here", snapshot.machines, gang)
+    assert found == reference.repair.repair("here", snapshot.machines, gang)
+    if found is None:
+        return
+    assert not found.victims
+    free = {m.id: [m.free_gpus, m.free_cpus_milli, m.free_memory_bytes] for m in snapshot.machines}
+    for job, before, after in zip(request.jobs, placements, found.jobs, strict=True):
+        assert after.tasks == before.tasks
+        new = dict(after.machines)
+        for one, tasks in before.machines:
+            if one in ids:
+                assert new[one] >= tasks
+                new[one] -= tasks
+        for one, tasks in new.items():
+            amounts = job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
+            free[one] = [left - tasks * amount for left, amount in zip(free[one], amounts, strict=True)]
+            assert min(free[one]) >= 0 or not tasks
