@@ -11,7 +11,7 @@ from api.problems import HttpProblem, invalid
 from api.routing import Router
 from api.state import ApiState, StateOf
 from api.workloads import actions
-from api.workloads.selection import count_live, live_matching, matching
+from api.workloads.selection import Filters, count_live, live_matching, matching
 from console.cookies import Form
 from console.pages import TOP, page
 from console.queue_page import MOST_COUNTED
@@ -70,10 +70,8 @@ def act(request: Request, state: StateOf, caller: Submitter, form: Form) -> Resp
 def _matching(caller: Caller, filters: dict[str, str]) -> Any:
     phase: Any = [filters["phase"]] if filters["phase"] else None
     label = [filters["label"]] if filters["label"] else None
-    return matching(
-        caller, tenant=filters["tenant"] or None, phase=phase, label=label, name=filters["name"] or None,
-        array=filters["array"] or None,
-    )  # fmt: skip
+    chosen = Filters(filters["tenant"] or None, phase, label, filters["name"] or None, filters["array"] or None)
+    return matching(caller, chosen)
 
 
 def _actions(caller: Caller) -> list[str]:

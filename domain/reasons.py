@@ -229,8 +229,9 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.PREPARING: "machine {machine}: {waits_for}",
     ReasonCode.RUNNING: "attempt {attempt} has run in {region} since {since}",
     ReasonCode.FEWER_TASKS: (
-        "it runs with {tasks:1 task|# tasks} of at most {most}; it is started again with more if slots are free that"
-        " its tenant's quota admits and no workload waits for, and if the added work exceeds the cost of the restart"
+        "it runs with {tasks:1 task|# tasks} of at most {most}; unless the operator has switched growth off, it is"
+        " started again with more if slots are free that its tenant's quota admits and no workload waits for, and if"
+        " the added work exceeds the cost of the restart"
     ),
     ReasonCode.AWARDED: (
         "placed in {region} on {machines:1 machine|# machines}{victims:|, evicting 1 workload|, evicting # workloads}"

@@ -1,7 +1,7 @@
 """Helpers that run activities, with the timeouts and retry policies of each kind of activity."""
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -23,6 +23,9 @@ _STOP_TRIES = 2
 """Time limit of stopping tasks on a machine, in multiples of the longest duration of one attempt."""
 _FREED_S = 60.0
 """How long an agent that should end a memory server may be silent."""
+_FREED_AT_ONCE = 500
+"""Number of machines that are asked at the same time: Temporal limits pending activities of a workflow to 2,000, and
+the attempts of a large gang may have used more machines."""
 
 _FOR_EVER = RetryPolicy(
     initial_interval=timedelta(milliseconds=200), backoff_coefficient=2.0, maximum_interval=timedelta(seconds=10)
@@ -102,11 +105,13 @@ async def stop_node(machine: str, stop: StopNode, *, lost_after_s: float, heartb
     return outcome
 
 
-async def free_memory(machines: Collection[str], workload_id: str, attempt: int) -> None:
+async def free_memory(machines: Sequence[str], workload_id: str, attempt: int) -> None:
     """Ends the memory servers of a workload that has ended. Where an agent is silent, it ends them later by itself."""
     stop = StopNode(workload_id, attempt, 0.0, ends=True)
-    stops = (stop_node(one, stop, lost_after_s=_FREED_S, heartbeat_timeout_s=_FREED_S) for one in machines)
-    await asyncio.gather(*stops, return_exceptions=True)
+    for first in range(0, len(machines), _FREED_AT_ONCE):
+        some = machines[first : first + _FREED_AT_ONCE]
+        stops = (stop_node(one, stop, lost_after_s=_FREED_S, heartbeat_timeout_s=_FREED_S) for one in some)
+        await asyncio.gather(*stops, return_exceptions=True)
 
 
 def give_up(work: asyncio.Future[Any]) -> None:

@@ -1,14 +1,12 @@
 """Writes an attempt's launch description, the document that all of its agents read."""
 
 import hashlib
-import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from nacl.exceptions import CryptoError
 from sqlalchemy import Engine, bindparam, select, update
 from sqlalchemy.orm import Session
 from temporalio import activity
@@ -19,10 +17,11 @@ from activities.lifecycle import image_digests
 from activities.lifecycle.archive_files import ArchiveWriter, UploadedArchive, was_damaged
 from activities.lifecycle.cluster_hazard import ClusterHazards, LossRates
 from activities.lifecycle.lent_work import limit_of
+from activities.lifecycle.secret_values import sealed_secrets, secret_values
+from activities.lifecycle.staged_tables import refuse_wrong, stale_tables
 from activities.lifecycle.staging import bucket_named, clear_failure, failures_shown, is_shown
 from activities.lifecycle.workloads import move
 from domain import array_elements, ids
-from domain.images import PULL_LOGIN
 from domain.isolation import Isolation, strongest
 from domain.launch import CheckpointLaunch, JobLaunch, LaunchDescription, TaskPlace
 from domain.memory_peers import memory_peers
@@ -33,14 +32,11 @@ from domain.reasons import Reason, ReasonCode
 from domain.slots import TaskSlots, tasks_of_jobs
 from domain.spec import WorkloadSpec
 from infra.config.settings import Settings
-from infra.db.catalogue import ready_replicas
 from infra.db.lent_machines import lent_of
 from infra.db.models import Allocation, Attempt, Machine, Region, Workload
 from infra.db.session import transaction
-from infra.db.tables import Replica
 from infra.db.tasks import tasks_of
-from infra.db.tenants import Secret, Tenant
-from infra.keys import decrypt_secret, load_master_key, seal_for_machine
+from infra.db.tenants import Tenant
 from mizzen.objects.store import ObjectStore
 from mizzen.objects.urls import open_store
 
@@ -123,11 +119,11 @@ class LaunchActivities:
             tasks = tasks_of(spec, attempt, allocations)
             region = session.get_one(Region, machines[allocations[0].machine].region)
             if spec.tables and attempt.started_at is None:  # A started attempt is staged again only to take it over.
-                _refuse_wrong(session, spec, region.name)
-            stale = self._stale_tables(session, spec, region.name)
+                refuse_wrong(session, spec.tables, region.name)
+            stale = stale_tables(session, spec.tables, region.name)
             saved_tasks = _saved_tasks(session, spec, request)
-            secrets = self._secret_values(session, spec)
-            sealed = self._sealed_secrets(secrets, spec, tasks, machines)
+            secrets = secret_values(session, spec, self._settings.master_key_path)
+            sealed = sealed_secrets(secrets, spec, tasks, machines)
             known_images = dict(row.images)
             archive = UploadedArchive.find(session, row.tenant, spec.workdir)
             rewrites = archive is not None and was_damaged(session, request)
@@ -249,13 +245,6 @@ class LaunchActivities:
             checkpoint_store=kept[1],
         )
 
-    @staticmethod
-    def _stale_tables(session: Session, spec: WorkloadSpec, region: str) -> dict[str, datetime]:
-        """Returns the workload's tables whose replica in the region is stale, each with the time since when."""
-        replicas = ready_replicas(session, spec.tables)
-        since = ((table, replicas[table].get(region)) for table in spec.tables)
-        return {table: at for table, at in since if at is not None}
-
     def _show_stale(self, request: StageRequest, launch: LaunchDescription, before: dict[str, Any] | None) -> None:
         """Records the stale tables of a launch in the attempt's row, if they have changed."""
         told = launch.model_dump(mode="json", include={"stale_tables"})["stale_tables"] or None
@@ -293,51 +282,6 @@ class LaunchActivities:
             row = session.get_one(Workload, request.workload_id, with_for_update=True)
             row.images = {**found, **row.images}
             return {text: row.images[text] for text in found}
-
-    def _secret_values(self, session: Session, spec: WorkloadSpec) -> dict[str, str]:
-        """Returns the values of the secrets that the workload names, by name.
-
-        Raises:
-            ApplicationError: `MissingSecret` or `UnreadableSecret`.
-        """
-        names = {name for job in spec.jobs for name in job.secrets.values()}
-        names |= {secret for _, secret in image_digests.images_of(spec) if secret is not None}
-        if not names:
-            return {}
-        key = load_master_key(self._settings.master_key_path)
-        values = {}
-        for name in sorted(names):
-            row = session.get(Secret, (spec.tenant, name))
-            if row is None:
-                message = f"tenant {spec.tenant} has no secret {name} any more"
-                raise ApplicationError(message, type="MissingSecret")
-            try:
-                values[name] = decrypt_secret(key, row.box)
-            except CryptoError:
-                path = self._settings.master_key_path
-                message = f"the master key in {path} cannot decrypt secret {name} of tenant {spec.tenant}; set it again"
-                raise ApplicationError(message, type="UnreadableSecret") from None
-        return values
-
-    @staticmethod
-    def _sealed_secrets(
-        values: Mapping[str, str], spec: WorkloadSpec, tasks: Sequence[TaskSlots], machines: dict[str, Machine]
-    ) -> dict[str, str]:
-        """Returns, for each machine, the secrets of the jobs whose tasks run there, sealed to the machine's key."""
-        if not values:
-            return {}
-        out = {}
-        for name, machine in machines.items():
-            here = {task.job for task in tasks if task.machine == name}
-            body = {job.name: {v: values[n] for v, n in job.secrets.items()} for job in spec.jobs if job.name in here}
-            for job in spec.jobs:
-                if job.name in here and job.image_pull_secret is not None:
-                    body[job.name][PULL_LOGIN] = values[job.image_pull_secret]
-            try:
-                out[name] = seal_for_machine(machine.public_key, json.dumps(body, sort_keys=True).encode())
-            except ValueError:  # The agent cannot open it, so the gang is placed elsewhere, and the machine is blamed.
-                out[name] = ""
-        return out
 
     @staticmethod
     def _describe(
@@ -444,16 +388,3 @@ def _saved_tasks(session: Session, spec: WorkloadSpec, request: StageRequest) ->
     earlier = select(Attempt.plan).where(saved, Attempt.attempt < request.attempt).order_by(Attempt.attempt.desc())
     plan = session.scalar(earlier.limit(1))
     return None if plan is None else sum(tasks_of_jobs(plan["jobs"]).values())
-
-
-def _refuse_wrong(session: Session, spec: WorkloadSpec, region: str) -> None:
-    """Fails while a replica that the workload reads is being repaired, so that staging is retried until then.
-
-    Raises:
-        ApplicationError: a replica of a table in the region is known to be wrong.
-    """
-    wrong = Replica.data_table.in_(spec.tables), Replica.region == region, Replica.wrong_since.is_not(None)
-    table = session.scalar(select(Replica.data_table).where(*wrong).order_by(Replica.data_table).limit(1))
-    if table is not None:
-        message = f"the replica of table {table} in {region} was found wrong and is being repaired"
-        raise ApplicationError(message, type="WrongReplica")

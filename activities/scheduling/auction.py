@@ -182,6 +182,8 @@ class AuctionActivities:
             # 3. Publish why workloads wait, and copy tables where only data is missing.
             explain_batch(self._engine, state, done.waiting, done.outcomes, done.conflicts, sorted(left_out))
             reserved = state.auction(request.scan).reserved_machines()
+            if scanned is not None:
+                scanned.unasked |= state.regions.keys() if done.gave_up else left_out.keys()
         if request.first == 0:
             self._consolidate(done, reserved)
         if done.gave_up:
@@ -205,8 +207,9 @@ class AuctionActivities:
         if not self._settings.moves_per_h or now_s < self._consolidate_from_s or not done.waiting:
             return
         self._consolidate_from_s = now_s + CONSIDER_S
-        waiting = [a.demand.jobs for a in done.waiting[:MOST_WAITING]]
-        self._counters["moves"] += consolidate(self._engine, self._settings, waiting, reserved)
+        # A workload whose award failed has room, so nothing need move for it.
+        refused = [a.demand.jobs for a in done.waiting if a.queued.workload not in done.conflicts]
+        self._counters["moves"] += consolidate(self._engine, self._settings, refused[:MOST_WAITING], reserved)
 
     def _until_retry_s(self, done: BatchAward, now_s: float) -> float | None:
         """Returns the seconds until time alone may change that a workload of a batch waits; None: only events can.

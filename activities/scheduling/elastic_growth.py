@@ -27,7 +27,9 @@ from infra.db.session import transaction
 
 _ELASTIC = text(
     "select w.id, w.ask, w.tenant, t.isolation, a.attempt, a.region, a.rank, a.plan,"
-    " extract(epoch from a.started_at)::float8 as started_at_s"
+    " extract(epoch from a.started_at)::float8 as started_at_s,"
+    " (select coalesce(sum(extract(epoch from e.released_at - e.started_at)), 0)::float8 from attempt as e"
+    "  where e.workload = w.id and e.attempt < a.attempt) as ran_before_s"
     " from workload as w join tenant as t on t.name = w.tenant"
     " join attempt as a on a.workload = w.id and a.attempt = w.attempt"
     " where w.finished_at is null and w.spec -> 'jobs' -> 0 ->> 'most_tasks' is not null and w.phase = 'running'"
@@ -64,7 +66,7 @@ def grow(engine: Engine, state: SchedulerState, scanned: ScannedQueue, min_runti
     with transaction(engine) as session:
         elastic = _elastic(session, scanned, min_runtime_s)
         closed = failing_buckets(session, state.regions) if elastic else {}  # A workload that stops there cannot save.
-    regions = state.regions.keys() - closed.keys()
+    regions = state.regions.keys() - closed.keys() - scanned.unasked
     bookings: dict[str, PlannedBooking] = {}
     for one in elastic:
         tenant = one.grower.request.tenant
@@ -106,5 +108,5 @@ def _growers(session: Session, scanned: ScannedQueue, rows: Sequence[Row[Any]]) 
         request = placement_request(
             queued, demand, row.tenant, avoided=avoided.get(row.id, NOTHING_AVOIDED), pools=pools.get(row.tenant, ())
         )
-        ends_by_s = inf if demand.max_runtime_s == inf else row.started_at_s + demand.max_runtime_s
+        ends_by_s = inf if demand.max_runtime_s == inf else row.started_at_s + demand.max_runtime_s - row.ran_before_s
         yield _Elastic(Grower(request, tasks, row.started_at_s, ends_by_s), row.region, row.attempt, row.rank, demand)

@@ -21,6 +21,7 @@ from domain.isolation import strongest
 from domain.reasons import Reason, ReasonCode
 from domain.scheduling import JobPlacement, PlacementRequest
 from infra.db import published_queue
+from infra.db.buckets import failing_buckets
 from infra.db.session import transaction
 from rms.repair import DamagedGang, repair
 
@@ -61,7 +62,7 @@ def _booking(session: Session, row: Row[Any], lost: Collection[str]) -> PlannedB
         for one in row.placed
     )
     used = {machine for job in placed for machine, _ in job.machines}
-    if len(used) < 2 or _is_reserved(session, row.region, row.rank):
+    if len(used) < 2 or _is_reserved(session, row.region, row.rank) or failing_buckets(session, [row.region]):
         return None
     demand, pools = demand_of(row.ask), pools_of_tenants(session).get(row.tenant, ())
     required = {row.id: strongest(demand.isolation, row.isolation)}

@@ -145,6 +145,8 @@ class ScannedQueue:
         self._scan = replace(scan, queue=_kept(scan.queue))
         self.grown: set[str] = set()
         """Tenants of whose quota a growth after this scan has taken a part, which the scan does not know."""
+        self.unasked: set[str] = set()
+        """Regions in which waiting workloads may have room: they were left out of the pass, or awards there failed."""
 
     def __len__(self) -> int:
         return len(self._scan.order)

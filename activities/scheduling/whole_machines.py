@@ -65,8 +65,8 @@ def consolidate(
 ) -> int:
     """Starts the best moves for gangs that wait, whose jobs are given; returns the number of moves.
 
-    `reserved` are machines that are left to reservations. Nobody moves in a region whose bucket fails, because a workload
-    that stops there cannot save.
+    `reserved` are machines that are left to reservations. In a region whose bucket fails, no workload moves, because it
+    could not save.
     """
     types = wanted_types(waiting)
     if not types or not settings.moves_per_h:

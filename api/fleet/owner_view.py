@@ -18,7 +18,7 @@ from api.views import ReasonView, View, reason_view
 from domain.ids import machine_id
 from domain.slots import bits
 from infra.db.lent_machines import NOTHING_GIVEN, given_by
-from infra.db.models import Allocation, Machine, Workload
+from infra.db.models import Allocation, Attempt, Machine, Workload
 
 router = Router(prefix="/v1/machines", tags=["fleet"], dependencies=[JsonOnly])
 
@@ -92,6 +92,8 @@ def _guests(session: Session, caller: Caller, row: Machine) -> list[GuestView]:
     wanted: Any = (
         select(Allocation, Workload.name, Workload.tenant)
         .join(Workload, Workload.id == Allocation.workload)
+        # Without what is booked for later attempts.
+        .join(Attempt, (Attempt.workload == Allocation.workload) & (Attempt.attempt == Allocation.attempt))
         .where(Allocation.machine == row.id, Allocation.released_at.is_(None))
         .order_by(Allocation.awarded_at, Allocation.workload)
     )

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import AwareDatetime, BaseModel, Field
 from sqlalchemy import func, select
+from sqlalchemy.orm import Session
 
 from api.auth import Caller
 from api.problems import HttpProblem, ProblemType, invalid, not_found
@@ -109,13 +110,26 @@ def choose(state: ApiState, caller: Caller, workload: str, query: LogQuery) -> L
             raise invalid("query.attempt", f"workload {row.id} is an array: ask for one of its elements", query.attempt)
         if query.attempt is not None and session.get(Attempt, (row.id, query.attempt)) is None:
             raise not_found(f"attempt of workload {row.id}", str(query.attempt))
-        jobs: dict[str, int] = {j["name"]: j.get("most_tasks") or j["tasks"] for j in row.spec["jobs"]}
-        tasks = _tasks(row.id, jobs, query)
+        tasks = _tasks(row.id, _sizes(session, row, query), query)
         merged = {j["name"] for j in row.spec["jobs"] if j.get("output", "merged") == "merged"}
         if query.output is not None and (unknown := sorted(merged & {job for job, _ in tasks})):
             message = f"the outputs of job {unknown[0]} are merged: its document has no `output: separate`"
             raise invalid("query.output", message, query.output)
         return LogChoice(row.id, row.name, is_array(row), tasks, row.attempt, query)
+
+
+def _sizes(session: Session, row: Workload, query: LogQuery) -> dict[str, int]:
+    """Returns the number of tasks of each job; of an elastic one the most, because later attempts can have more tasks.
+
+    If these are more than can be read at once, but the tasks of the attempt are not, it returns as many as can be.
+    """
+    jobs: dict[str, int] = {j["name"]: j.get("most_tasks") or j["tasks"] for j in row.spec["jobs"]}
+    elastic = row.spec["jobs"][0]
+    if query.task is None and elastic.get("most_tasks") and sum(jobs.values()) > MAX_TASKS:
+        attempt = session.get(Attempt, (row.id, query.attempt or row.attempt))
+        placed = elastic["tasks"] if attempt is None else tasks_of_jobs(attempt.plan["jobs"])[elastic["name"]]
+        jobs[elastic["name"]] = max(placed, MAX_TASKS)
+    return jobs
 
 
 def _tasks(workload: str, jobs: dict[str, int], query: LogQuery) -> list[tuple[str, int]]:

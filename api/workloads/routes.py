@@ -25,7 +25,7 @@ from api.routing import Router
 from api.state import ApiState, StateOf
 from api.views import reason_view
 from api.workloads import workload_queries
-from api.workloads.selection import newest
+from api.workloads.selection import Filters, newest
 from api.workloads.submission import admit, parse, submit
 from api.workloads.views import (
     AllocationList,
@@ -169,9 +169,7 @@ def list_workloads(
 
     An array is one workload. Its elements are listed only with `array`.
     """
-    wanted = newest(
-        caller, tenant=tenant, phase=phase, label=label, name=name, array=array, before=cursor, most=limit + 1
-    )  # fmt: skip
+    wanted = newest(caller, Filters(tenant, phase, label, name, array), before=cursor, most=limit + 1)
     with state.transaction() as session:
         found_rows = [
             row

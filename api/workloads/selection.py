@@ -1,6 +1,7 @@
 """Selects workloads by filters: for lists, and for actions on all that match."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from sqlalchemy import Select, func, or_, select, tuple_
@@ -16,30 +17,31 @@ Phases = Sequence[Phase | Literal["held", "blocked", "live"]]
 """Phases, `held` and `blocked` (queued workloads that are on hold or wait for others), and `live` (not ended)."""
 
 
-def matching(
-    caller: Caller,
-    *,
-    tenant: str | None = None,
-    phase: Phases | None = None,
-    label: Sequence[str] | None = None,
-    name: str | None = None,
-    array: str | None = None,
-) -> Select[Any]:
-    """Returns the statement of the workloads that the caller may see and that match all filters.
+@dataclass(frozen=True)
+class Filters:
+    """The filters of a list of workloads. A workload matches all of them."""
 
-    Args:
-        caller: the caller of the request.
-        tenant: the only tenant.
-        phase: the only phases.
-        label: labels, each as `key=value`.
-        name: the only name.
-        array: elements of this array that were placed; None: workloads that are no elements.
+    tenant: str | None = None
+    """The only tenant."""
+    phase: Phases | None = None
+    """The only phases."""
+    label: Sequence[str] | None = None
+    """Labels, each as `key=value`."""
+    name: str | None = None
+    """The only name."""
+    array: str | None = None
+    """Elements of this array that were placed; None: workloads that are no elements."""
+
+
+def matching(caller: Caller, filters: Filters) -> Select[Any]:
+    """Returns the statement of the workloads that the caller may see and that match the filters.
 
     Raises:
         Problem: 422, a label has not the form `key=value`.
     """
+    array, phase = filters.array, filters.phase
     wanted = select(Workload).where(Workload.array_id.is_(None) if array is None else elements_of(array))
-    for only in (caller.tenant, tenant):
+    for only in (caller.tenant, filters.tenant):
         if only is not None:
             wanted = wanted.where(Workload.tenant == only)
     if phase:
@@ -50,10 +52,10 @@ def matching(
         wanted = wanted.where(
             or_(*([shown_in(phases)] if phases else []), *(also[name] for name in phase if name in also))
         )
-    for pair in label or ():
+    for pair in filters.label or ():
         wanted = wanted.where(Workload.labels.contains(_label(pair)))
-    if name is not None:
-        wanted = wanted.where(Workload.name == name)
+    if filters.name is not None:
+        wanted = wanted.where(Workload.name == filters.name)
     return wanted
 
 
@@ -61,29 +63,19 @@ _AFTER_ALL = "zz"
 """Follows all ids of workloads."""
 
 
-def newest(
-    caller: Caller,
-    *,
-    tenant: str | None = None,
-    phase: Phases | None = None,
-    label: Sequence[str] | None = None,
-    name: str | None = None,
-    array: str | None = None,
-    before: str | None,
-    most: int,
-) -> list[Select[Any]]:
+def newest(caller: Caller, filters: Filters, *, before: str | None, most: int) -> list[Select[Any]]:
     """Returns statements that together have the `most` newest workloads of `matching`; `before`: only older ones.
 
     Where an index has the rows of a filter in this order, the statement is written as a range of that index. With an
     equality in its place, Postgres can choose to go through all workloads, because it does not know that, for example,
     the newest ones have not failed yet.
     """
-    if array is None and list(phase or ()) == [Phase.RUNNING]:
-        wanted = matching(caller, tenant=tenant, label=label, name=name)
+    if filters.array is None and list(filters.phase or ()) == [Phase.RUNNING]:
+        wanted = matching(caller, replace(filters, phase=None))
         conditions = is_placed() & (Workload.phase == Phase.RUNNING), is_begun_array()
         return [_in_order(wanted.where(one), [], before, most) for one in conditions]
-    wanted = matching(caller, tenant=tenant, phase=phase, label=label, name=name, array=array)
-    keys = [] if array is not None else _keys(tenant or caller.tenant, phase, name)
+    wanted = matching(caller, filters)
+    keys = [] if filters.array is not None else _keys(filters.tenant or caller.tenant, filters.phase, filters.name)
     return [_in_order(wanted, keys, before, most)]
 
 

@@ -337,7 +337,8 @@ class Attempt(Base):
     earned: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))
     """The evidence of its work on lent machines, as JSON of `domain.lifecycle.credit.Earned`."""
     evicting_since: Mapped[datetime | None]
-    """When the attempt was evicted for `evictor`. Not set by preemptions of operators, drains and stopping stacks."""
+    """When the attempt was evicted for `evictor` or, without one, told to continue in the place that is booked for it.
+    Not set by preemptions of operators, drains and stopping stacks."""
     evictor: Mapped[str | None]
     released_at: Mapped[datetime | None]
     outcome: Mapped[Json | None] = mapped_column(JSONB(none_as_null=True))

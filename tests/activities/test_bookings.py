@@ -134,7 +134,6 @@ def test_only_what_holds_is_booked(fleet: World) -> None:
     mover, other = (fleet.running(job(gpus=2), tenant="poor") for _ in range(2))
     there = elsewhere(fleet, mover)
     assert list(fleet.holdings(mover)) == list(fleet.holdings(other))
-    before = fleet.dump()
     assert not fleet.book((mover, there), attempt=2)
     fleet.running(job(gpus=1), tenant="poor")
     before = fleet.dump()
@@ -142,12 +141,12 @@ def test_only_what_holds_is_booked(fleet: World) -> None:
     assert fleet.dump() == before
     assert fleet.book((mover, there))
     assert not fleet.book((mover, there)), "it stops already"
-    queued = fleet.submit(job(gpus=4), tenant="poor")
-    fleet.tick()
-    assert fleet.workload(queued).phase == "pending"
-    fleet.submit(job(gpus=4), level=1)
-    fleet.tick()  # Evicts `other`, and the workload beside the place; the mover cannot be evicted.
-    assert not fleet.book((other, there)) or fleet.attempt(other).evicting_since is None
+    fleet.alter(Machine, there, cordon={"code": "x", "detail": {}})
+    fleet.submit(job(gpus=2), level=1)
+    fleet.tick()  # Evicts `other`; the mover cannot be evicted.
+    assert fleet.attempt(other).evicting_since is not None
+    fleet.machine("r/c/m3", 4)
+    assert not fleet.book((other, "r/c/m3")), "it is evicted already"
     check(fleet)
 
 

@@ -3,9 +3,11 @@
 import pytest
 from sqlalchemy import text
 
+from activities.scheduling import awards
 from domain.demand import demand_of
 from domain.phases import Phase
 from domain.reasons import ReasonCode
+from domain.spec import LimitsSpec
 from infra.db.buckets import BucketState, publish_bucket
 from infra.db.tenants import Tenant
 from tests.activities.invariants import check
@@ -110,16 +112,22 @@ def test_a_running_workload_grows_into_free_slots(fleet: World) -> None:
     assert (main.tasks, main.saved_tasks) == (7, 3)
 
 
-@pytest.mark.parametrize("why", ["quota", "recent", "waiting", "unsaved", "bucket", "off"])
+@pytest.mark.parametrize("why", ["quota", "recent", "waiting", "unsaved", "ending", "bucket", "off"])
 def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
     """It does not grow beyond its quota, soon after its start, into slots that another workload takes, if that loses
-    more work than it gains, while it could not save because the region's bucket fails, or if the setting is off.
+    more work than it gains, if earlier attempts have used most of its runtime, while it could not save because the
+    region's bucket fails, or if the setting is off.
     """
     settings = {"recent": {"min_runtime_s": 900}, "off": {"grow": False}}
     fleet.configure(**settings.get(why, {}))
     if why == "quota":
         fleet.alter(Tenant, "t", quota_gpus={"a100": 3})
-    elastic = fleet.running(job(tasks=2, most_tasks=8))
+    limits, ago_s = LimitsSpec(max_runtime_s=7200), 6400.0 if why == "ending" else 600.0
+    elastic = fleet.running(job(tasks=2, most_tasks=8), limits=limits, ago_s=ago_s)
+    if why == "ending":
+        fleet.release(elastic, Phase.PREEMPTED)
+        fleet.tick()
+        fleet.run(elastic, 600.0)
     fleet.saved(elastic, 50_000.0 if why == "unsaved" else 5.0)
     fleet.machine("r/c/m2", 4)
     if why == "bucket":
@@ -165,3 +173,22 @@ def test_workloads_that_grow_share_the_quota(world: World, regions: int) -> None
             world.release(one, Phase.PREEMPTED, code=ReasonCode.RESIZED)
     world.scan()
     assert [world.attempt(one).rank for one in elastic] == [3, 3]
+
+
+@pytest.mark.parametrize("why", ["silent", "conflict"])
+def test_a_workload_does_not_take_what_a_waiting_one_gets_next(
+    fleet: World, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If a waiting workload fits, but its region did not bid or its award failed, nothing grows in its place."""
+    elastic = fleet.running(job(tasks=2, most_tasks=8))
+    fleet.saved(elastic, 5.0)
+    fleet.machine("r/c/m2", 4)
+    waits = fleet.submit(job(gpus=4), level=6)
+    with monkeypatch.context() as patched:
+        if why == "conflict":
+            stale = awards.Awarded(0, awards.AwardFailure.STALE)
+            patched.setattr(awards, "award", lambda _, planned: (list(planned), stale)[1])
+        fleet.tick(*(["r"] if why == "silent" else []))
+    assert fleet.workload(waits).phase == "pending" and fleet.mail(elastic, "preempt") == []
+    fleet.tick()
+    assert list(fleet.holdings(waits)) == ["r/c/m2"]

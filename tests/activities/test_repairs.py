@@ -8,6 +8,7 @@ from sqlalchemy import select
 import activities.scheduling.repairs as live
 from domain.phases import Phase
 from domain.reasons import ReasonCode
+from infra.db.buckets import BucketState, publish_bucket
 from infra.db.models import Booking, Cluster, Machine, Workload
 from tests.activities.invariants import check, check_history
 from tests.activities.world import World, job
@@ -92,7 +93,7 @@ def test_off_by_default(fleet: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no_spare", "cordoned", "lent", "one_attempt", "held", "evicted", "reserved", "other_reason"]
+    "case", ["no_spare", "cordoned", "lent", "one_attempt", "held", "evicted", "reserved", "bucket", "other_reason"]
 )
 def test_what_returns_to_the_queue(fleet: World, case: str) -> None:
     """The gang is queued if it lacks a spare, may not continue in place, or somebody with priority has a claim."""
@@ -113,6 +114,9 @@ def test_what_returns_to_the_queue(fleet: World, case: str) -> None:
     elif case == "reserved":
         fleet.submit(job(tasks=4, gpus=4), tenant="rich")
         fleet.tick()
+    elif case == "bucket":  # Nothing is placed where a checkpoint cannot be loaded.
+        with fleet.session() as session:
+            publish_bucket(session, "r", BucketState("file:///x", failing_since_s=1.0, error="x"))
     if case == "other_reason":
         fleet.release(hurt, Phase.PREEMPTED, code=ReasonCode.STACK_STOPPED)
     else:

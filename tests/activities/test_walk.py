@@ -12,7 +12,6 @@ from infra.db.models import Machine, Workload
 from tests.activities.invariants import check, check_gangs, check_history, check_machines
 from tests.activities.random_walk import FLEET, Walk
 from tests.activities.world import World
-from tests.depth import few
 
 STEPS = 120
 

@@ -88,6 +88,17 @@ async def test_hours_and_workloads(world: ApiWorld) -> None:
     assert live not in str(own)
 
 
+async def test_what_is_booked_does_not_run_yet(world: ApiWorld) -> None:
+    """A workload that is being stopped to grow has booked slots for its next attempt. It is listed once."""
+    grows = world.add_workload(Phase.RUNNING)
+    world.add_attempt(grows, 1, "north/alpha/m1", 0b1)
+    with world.session() as session:
+        booked = {"cpus_milli": 0, "memory_bytes": 0, "awaited_cpus_milli": 0, "awaited_memory_bytes": 0}
+        session.add(Allocation(workload=grows, attempt=2, machine="north/alpha/m1", slots=0b10, awaited=0b1, **booked))
+    seen = await get(world, PATH, "machine")
+    assert [(one["workload"], one["attempt"], one["slots"]) for one in seen["running"]] == [(grows, 1, [0])]
+
+
 async def test_why_it_takes_no_work(world: ApiWorld) -> None:
     """The owner's notice, a cordon, and GPUs that the owner has taken back are shown."""
     assert (await get(world, PATH, "machine"))["takes_work"]

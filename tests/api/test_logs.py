@@ -14,7 +14,7 @@ from api.streams.task_log import MAX_LINE_BYTES, TaskLog
 from domain.ids import log_prefix
 from domain.log_segments import Segment, TaskOutput
 from domain.phases import Phase
-from infra.db.models import Workload
+from infra.db.models import Attempt, Workload
 from mizzen.objects import ObjectStore
 from tests.api.calls import T0
 from tests.api.world import ApiWorld
@@ -190,6 +190,22 @@ async def test_too_many_tasks_at_once(world: ApiWorld) -> None:
         answer = await client.get(f"/v1/workloads/{id_}/logs")
         assert (answer.status_code, "500 tasks" in answer.json()["detail"]) == (422, True)
         assert (await client.get(f"/v1/workloads/{id_}/logs?task=499")).status_code == 200
+
+
+async def test_all_tasks_of_an_elastic_job_with_a_large_maximum(world: ApiWorld) -> None:
+    """An elastic job of 1 to 500 tasks can be read while its attempt has few; there is an error if it has too many."""
+    id_ = placed(world)
+    with world.session() as session:
+        row = session.get_one(Workload, id_, with_for_update=True)
+        row.spec = row.spec | {"jobs": [row.spec["jobs"][0] | {"tasks": 1, "most_tasks": 500}]}
+    Shipper(world.buckets["north"], id_, task=1).ship("x\n").end()
+    assert await read(world, id_) == "trainer/1| x\n"
+    with world.session() as session:
+        own = session.get_one(Attempt, (id_, 1))
+        own.plan = {"jobs": [own.plan["jobs"][0] | {"machines": [("north/alpha/m1", 65)]}]}
+    async with world.client() as client:
+        answer = await client.get(f"/v1/workloads/{id_}/logs")
+    assert (answer.status_code, "65 tasks" in answer.json()["detail"]) == (422, True)
 
 
 async def test_logs_that_were_deleted(world: ApiWorld) -> None:

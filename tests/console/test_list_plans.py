@@ -10,7 +10,7 @@ from sqlalchemy.dialects import postgresql
 
 from api.auth import Caller, Role
 from api.fleet import slots
-from api.workloads.selection import newest
+from api.workloads.selection import Filters, newest
 from bench.console_rows import ConsoleRows, fill
 from infra.db.session import open_engine
 from tests.databases import Databases
@@ -62,7 +62,7 @@ def test_a_list_is_a_range_of_an_index(
     filled: Engine, caller: Caller, filters: dict[str, Any], index: str, before: str | None
 ) -> None:
     """It reads hardly more rows than it returns, from the index whose order it has, and sorts nothing."""
-    statement, given = _compiled(newest(caller, before=before, most=51, **filters)[0])
+    statement, given = _compiled(newest(caller, Filters(**filters), before=before, most=51)[0])
     with filled.connect() as connection:
         # The table is small, so that Postgres would rather read all of it.
         for method in ("seqscan", "bitmapscan", "sort"):

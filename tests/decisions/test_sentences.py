@@ -67,7 +67,8 @@ SENTENCES = [
         ReasonCode.FEWER_TASKS,
         {"tasks": 2, "most": 4},
         (
-            "it runs with 2 tasks of at most 4; it is started again with more if slots are free that its tenant's quota"
+            "it runs with 2 tasks of at most 4; unless the operator has switched growth off, it is started again with"
+            " more if slots are free that its tenant's quota"
             " admits and no workload waits for, and if the added work exceeds the cost of the restart"
         ),
     ),

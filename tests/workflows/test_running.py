@@ -1,5 +1,9 @@
 """How a running gang is stopped, and what follows from its end."""
 
+import asyncio
+
+import pytest
+
 from domain.phases import Phase
 from domain.protocol.activities import Activity
 from domain.protocol.workload_messages import MessageKind
@@ -9,6 +13,7 @@ from tests.workflows.agents import until
 from tests.workflows.lab import Life
 from tests.workflows.running import AGAIN, EVICTED, RUNNING, ends_well, running
 from tests.workflows.stories import goes
+from workflows import activity_calls
 
 WAITING = ("pending", "placing waiting_for_victims")
 HUNG = ("checkpointing no_progress", "pending no_progress")
@@ -116,6 +121,25 @@ async def test_the_memory_of_a_failed_workload_is_freed(life: Life) -> None:
     life.agents[1].ends(4)
     assert await life.result() == "failed"
     assert ended() == [1, 1]
+
+
+async def test_the_machines_of_a_large_gang_are_freed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All machines are asked, never so many at once that Temporal refuses further activities of the workflow."""
+    asked, pending, most = list[str](), 0, 0
+
+    async def stop_node(machine: str, *_: object, **__: object) -> None:
+        nonlocal pending, most
+        asked.append(machine)
+        pending += 1
+        most = max(most, pending)
+        await asyncio.sleep(0)
+        pending -= 1
+        raise ValueError(machine)  # A silent agent does not keep others from being asked.
+
+    monkeypatch.setattr(activity_calls, "stop_node", stop_node)
+    machines = [f"r/c/m{k}" for k in range(3001)]
+    await activity_calls.free_memory(machines, "wl", 1)
+    assert asked == machines and most < 1000
 
 
 @goes(*RUNNING, "succeeded completed")
