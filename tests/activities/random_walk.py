@@ -11,7 +11,7 @@ from infra.db.models import Allocation, Machine, Workload
 from tests.activities.workflow_simulations import Lives
 from tests.activities.world import World, job
 
-FLEET = {"east/c/m1": 4, "east/c/m2": 4, "west/c/m1": 2, "west/d/m1": 4}
+FLEET = {"east/c/m1": 4, "east/c/m2": 4, "east/c/m3": 4, "west/c/m1": 2, "west/d/m1": 4}
 
 TENANTS = {"t": (4, 6), "high": (1, 10), "poor": (6, 2)}
 
@@ -32,11 +32,11 @@ class Walk:
         for name, (level, gpus) in TENANTS.items():
             world.tenant(name, level, gpus)
         steps: dict[Callable[[], None], int] = {
-            self.submit: 8, self.tick: 10, self.live: 12, self.cancel: 2, self.lose: 2, self.come_back: 4,
+            self.submit: 8, self.tick: 10, self.live: 12, self.cancel: 1, self.lose: 2, self.come_back: 4,
             self.lower: 1, self.reboot: 1, self.cordon: 1, self.uncordon: 4, self.drain: 1, self.hold: 1,
             self.let_go: 2, self.confirm: 4,
         }  # fmt: skip
-        for _ in range(8):
+        for _ in range(10):
             self.submit()
         self.lives.fetch()
         self._steps = [step for step, weight in steps.items() for _ in range(weight)]
@@ -48,7 +48,7 @@ class Walk:
 
     def submit(self) -> None:
         jobs = [
-            job(f"j{i}", tasks=self.chance.choice([1, 1, 2, 3]), gpus=self.chance.choice([0, 1, 2, 3]), cpus_milli=2000)
+            job(f"j{i}", tasks=self.chance.choice([1, 1, 2, 3]), gpus=self.chance.choice([0, 1, 3, 3]), cpus_milli=2000)
             for i in range(self.chance.choice([1, 1, 1, 2]))
         ]
         if len(jobs) == 1 and self.chance.random() < 0.5:
