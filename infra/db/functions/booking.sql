@@ -28,7 +28,8 @@ begin
     from jsonb_array_elements(bookings) as b
     join workload as w on w.id = b -> 'candidate' ->> 'workload' and w.attempt = (b ->> 'attempt')::bigint
     join attempt as a on a.workload = w.id and a.attempt = w.attempt
-    where (w.phase = 'running' or b ->> 'stop' is null) and w.held_by is null and a.released_at is null and a.evicting_since is null
+    where (w.phase = 'running' or b ->> 'stop' is null) and w.held_by is null
+      and a.released_at is null and a.evicting_since is null
       and not exists (select from booking as k where k.workload = w.id);
     if cardinality(workload_ids) is distinct from cardinality(batch) then
         return false;
