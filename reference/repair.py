@@ -17,6 +17,7 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
     lost = [machine for machines_ in where for machine in machines_ if machine not in ids]
     if len(lost) > len([machine for machines_ in where for machine in machines_]) - len(lost):
         return None
+    before = list(fleet)
     jobs = []
     for job, placement, own in zip(gang.request.jobs, gang.placed, where, strict=True):
         stay = [machine for machine in own if machine in ids]
@@ -53,7 +54,29 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
                 ]
         counts = tuple((machine, stay.count(machine)) for machine in sorted(set(stay)))
         jobs.append(replace(placement, machines=counts))
-    return Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
+    plan = Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
+    return None if _is_scattered(region, before, gang, where, plan) else plan
+
+
+def _is_scattered(
+    region: str, fleet: list[MachineState], gang: DamagedGang, where: list[list[str]], plan: Plan
+) -> bool:
+    """Returns whether a new place in the region is on fewer machines than the plan."""
+    freed = []
+    for one in fleet:
+        for job, own in zip(gang.request.jobs, where, strict=True):
+            tasks = own.count(one.id)
+            one = replace(
+                one, free_gpus=one.free_gpus + tasks * job.gpus_per_task,
+                free_cpus_milli=one.free_cpus_milli + tasks * job.cpus_milli_per_task,
+                free_memory_bytes=one.free_memory_bytes + tasks * job.memory_bytes_per_task,
+            )  # fmt: skip
+        freed.append(one)
+    jobs = tuple(replace(job, tasks=len(own), most_tasks=0) for job, own in zip(gang.request.jobs, where, strict=True))
+    new = bid(RegionSnapshot(region, 0.0, tuple(freed), ()), replace(gang.request, jobs=jobs)).plan
+    if new is None:
+        return False
+    return sum(len(job.machines) for job in new.jobs) < sum(len(job.machines) for job in plan.jobs)
 
 
 def _together(one: MachineState, other: MachineState) -> bool:

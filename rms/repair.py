@@ -4,8 +4,9 @@ Nothing is evicted. A gang that needs an eviction returns to the queue, where vi
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 
 from domain.criteria import PlanQuality
 from domain.scheduling import JobPlacement, JobRequest, MachineState, PlacementRequest, Plan
@@ -31,18 +32,20 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
 
     The tasks on machines that take work stay there. The others are placed job by job in the same cluster and pool and
     on the same GPU type, as any workload is placed. The gang returns to the queue if more than half of its tasks lack a
-    machine, or if such a task belongs to a job that requires a topology.
+    machine, if such a task belongs to a job that requires a topology, or if a new place in the region without evictions
+    would be on fewer machines: gangs would stay scattered otherwise.
 
     Args:
         region: the region's name.
         machines: its machines that take work. Their free amounts exclude what the gang holds.
         gang: the gang.
     """
-    there = {one.id: one for one in machines}
+    free = list(machines)
+    there = {one.id: one for one in free}
     kept = [Counter({m: n for m, n in one.machines if m in there}) for one in gang.placed]
     if 2 * sum(map(Counter.total, kept)) < sum(one.tasks for one in gang.placed):
         return None
-    jobs = []
+    fewest, jobs = _fewest(region, free, gang, kept), []
     for job, before, own in zip(gang.request.jobs, gang.placed, kept, strict=True):
         missing = before.tasks - own.total()
         if missing:
@@ -59,9 +62,31 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
                 return None
             for machine, tasks in added.machines:
                 there[machine] = less_free(there[machine], job, tasks)
-            own.update(dict(added.machines))
+            own = own + Counter(dict(added.machines))
         jobs.append(replace(before, machines=tuple(sorted(own.items()))))
+    if sum(len(one.machines) for one in jobs) > fewest:
+        return None
     return Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
+
+
+def _fewest(region: str, free: Iterable[MachineState], gang: DamagedGang, kept: Sequence[Counter[str]]) -> float:
+    """Returns on how many machines the gang would be if it were placed anew on what it keeps and what is free."""
+    machines = {one.id: one for one in free}
+    for job, own in zip(gang.request.jobs, kept, strict=True):
+        for machine, tasks in own.items():
+            machines[machine] = less_free(machines[machine], job, -tasks)
+    sizes = zip(gang.request.jobs, gang.placed, strict=True)
+    jobs = tuple(replace(job, tasks=before.tasks, most_tasks=0) for job, before in sizes)
+    plan = bid_in(_planner(region, machines.values()), replace(gang.request, jobs=jobs)).plan
+    return inf if plan is None else sum(len(job.machines) for job in plan.jobs)
+
+
+def _planner(region: str, machines: Iterable[MachineState]) -> Planner:
+    columns = RegionColumns(region)
+    for one in machines:
+        columns.put_machine(one)
+    columns.refresh(0.0)
+    return Planner(columns)
 
 
 def missing_part(job: JobRequest, before: JobPlacement, missing: int) -> JobRequest:
@@ -74,10 +99,6 @@ def _added(
     region: str, near: Iterable[MachineState], request: PlacementRequest, job: JobRequest
 ) -> JobPlacement | None:
     """Returns where the missing tasks of a job go; None: there is not enough room."""
-    columns = RegionColumns(region)
-    for one in near:
-        columns.put_machine(one)
-    columns.refresh(0.0)
     wanted = PlacementRequest(request.workload, request.rank, (job,), avoids=request.avoids, tenant=request.tenant)
-    plan = bid_in(Planner(columns), wanted).plan
+    plan = bid_in(_planner(region, near), wanted).plan
     return None if plan is None else plan.jobs[0]

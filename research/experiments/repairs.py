@@ -3,13 +3,15 @@
     python -m research.experiments.repairs --data FOLDER philly philly-late
 
 The scenarios are those of `start_intervals`: machines of eight GPUs, so many that the trace offers 0.8 of their GPU
-hours. Machines are lost without notice, at times drawn by seed, and return some hours later. With `--regions 4`, the
+hours. Machines are lost without notice, at times drawn by seed, and return some hours later. `wait_per_workload` is the
+time that a workload waits for awards, over all of its attempts. With `--regions 4`, the
 machines are split over two regions with two clusters each. With `--small`, tasks have at most that many GPUs: a gang of
 eight GPUs is two tasks of four.
 """
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -22,7 +24,7 @@ import numpy as np
 from capacity.scaling import Shortage
 from domain.scheduling import MachineState
 from research.experiments.start_intervals import SPANS_S, rows_of, scenario
-from research.experiments.whole_machines import DAY_S, MachineObserver, in_regions
+from research.experiments.whole_machines import DAY_S, GANG_GPUS, MachineObserver, in_regions
 from research.traces.rows import TraceRow
 from simulation.meter import Meter
 from simulation.policies import POLICIES
@@ -118,7 +120,15 @@ class LossObserver:
     def figures(self) -> dict[str, Any]:
         """Returns the figures of the run; times in seconds."""
         again = self.again_s or [0.0]
-        return self.machines.figures() | {
+        waits: dict[str, dict[str, float]] = {"gangs": defaultdict(float), "others": defaultdict(float)}
+        out = self.machines.figures()
+        for since_s, w, _, to_s, _ in self.machines.waits["award"]:
+            waits["gangs" if w.gpus >= GANG_GPUS else "others"][w.id] += to_s - since_s
+        out["wait_per_workload"] = {
+            "all": round(float(np.mean([s for one in waits.values() for s in one.values()]))),
+            **{name: round(float(np.mean(list(one.values())))) for name, one in waits.items() if one},
+        }
+        return out | {
             "losses_of_gangs": self.lost, "repaired": self.repaired, "again_mean": round(float(np.mean(again))),
             "again_p50_p90_max": [round(float(v)) for v in (*np.percentile(again, (50, 90)), max(again))],
         }  # fmt: skip
@@ -136,7 +146,7 @@ def measured(scene: Scenario, repair: bool) -> dict[str, Any]:
     scene = replace(scene, settings=scene.settings.model_copy(update={"repair": repair}))
     watch = LossObserver(MachineObserver(scene))
     run = Run(scene, POLICIES["global"], follow=watch).go()
-    return {"cpu_s": round(run.wall_s), **watch.figures(), "saved_work_lost_gpu_h": lost_work(run.meter)}
+    return {"cpu_s": round(run.wall_s), **watch.figures(), "work_lost_gpu_h": lost_work(run.meter)}
 
 
 def lost_work(meter: Meter) -> float:
@@ -150,7 +160,8 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with philly.csv and the files of openb")
     parser.add_argument("--mean-days", type=float, default=15.0, help="mean time between losses of a machine")
     parser.add_argument("--away-h", type=float, default=4.0, help="hours until a lost machine returns")
-    parser.add_argument("--days", type=float, default=inf, help="only the first days of the trace")
+    parser.add_argument("--from-days", type=float, default=0.0, help="leave out the first days of the trace")
+    parser.add_argument("--days", type=float, default=inf, help="only so many days")
     parser.add_argument("--small", type=int, default=8, help="the most GPUs of a task")
     parser.add_argument("--regions", type=int, default=1, help="number of clusters; default: 1")
     parser.add_argument("--seed", type=int, default=1)
@@ -158,7 +169,8 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.traces:
         rows = rows_of(name, args.data)
-        rows = [split(row, args.small) for row in rows if row.submit_s < rows[0].submit_s + args.days * DAY_S]
+        from_s = rows[0].submit_s + args.from_days * DAY_S
+        rows = [split(row, args.small) for row in rows if from_s <= row.submit_s < from_s + args.days * DAY_S]
         scene = in_regions(scenario(rows), args.regions) if args.regions > 1 else scenario(rows)
         until_s = rows[-1].submit_s - rows[0].submit_s
         failing = FailingMachines(args.mean_days, args.away_h * HOUR_S, until_s, args.seed)

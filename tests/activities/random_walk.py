@@ -12,6 +12,8 @@ from tests.activities.workflow_simulations import Lives
 from tests.activities.world import World, job
 
 FLEET = {"east/c/m1": 4, "east/c/m2": 4, "west/c/m1": 2, "west/d/m1": 4}
+SMALL = {f"east/c/m{n}": 2 for n in range(1, 8)}
+"""Machines on which most gangs use several, so that they can be repaired in place."""
 
 TENANTS = {"t": (4, 6), "high": (1, 10), "poor": (6, 2)}
 
@@ -19,20 +21,20 @@ TENANTS = {"t": (4, 6), "high": (1, 10), "poor": (6, 2)}
 class Walk:
     """Random operations on an installation."""
 
-    def __init__(self, world: World, seed: int) -> None:
-        self.world = world
+    def __init__(self, world: World, seed: int, fleet: dict[str, int]) -> None:
+        self.world, self.fleet = world, fleet
         self.chance = random.Random(seed)
         self.lives = Lives(world, self.chance)
-        self.boots = dict.fromkeys(FLEET, 1)
+        self.boots = dict.fromkeys(self.fleet, 1)
         world.configure(repair=True)
         for region in ("east", "west"):
             world.region(region)
-        for machine, gpus in FLEET.items():
+        for machine, gpus in self.fleet.items():
             world.machine(machine, gpus)
         for name, (level, gpus) in TENANTS.items():
             world.tenant(name, level, gpus)
         steps: dict[Callable[[], None], int] = {
-            self.submit: 8, self.tick: 10, self.live: 12, self.cancel: 2, self.lose: 2, self.come_back: 4,
+            self.submit: 8, self.tick: 10, self.live: 12, self.cancel: 1, self.lose: 1, self.come_back: 4,
             self.lower: 1, self.reboot: 1, self.cordon: 1, self.uncordon: 4, self.drain: 1, self.hold: 1,
             self.let_go: 2, self.confirm: 4,
         }  # fmt: skip
@@ -48,10 +50,10 @@ class Walk:
 
     def submit(self) -> None:
         jobs = [
-            job(f"j{i}", tasks=self.chance.choice([1, 1, 2, 3]), gpus=self.chance.choice([0, 1, 2, 3]), cpus_milli=2000)
+            job(f"j{i}", tasks=self.chance.choice([1, 1, 2, 3]), gpus=self.chance.choice([0, 1, 1, 2]), cpus_milli=2000)
             for i in range(self.chance.choice([1, 1, 1, 2]))
         ]
-        if len(jobs) == 1 and self.chance.random() < 0.5:
+        if len(jobs) == 1 and self.chance.random() < 0.4:
             jobs = [jobs[0].model_copy(update={"most_tasks": jobs[0].tasks + self.chance.choice([1, 2, 5])})]
         by = self.chance.choice(["ann", "bob", "cleo"])
         self.world.submit(*jobs, tenant=self.chance.choice(["high", "high", "poor", "t"]), by=by)
@@ -69,7 +71,7 @@ class Walk:
                 outbox.message(session, self.chance.choice(alive), MessageKind.CANCEL, 0, by="x")
 
     def lose(self) -> None:
-        machine = self.chance.choice(sorted(FLEET))
+        machine = self.chance.choice(sorted(self.fleet))
         self.world.machines.lost(self.world.attend(machine, f"boot-{self.boots[machine]}"))
 
     def come_back(self) -> None:
@@ -77,7 +79,7 @@ class Walk:
             lost = session.scalars(select(Machine.id).where(Machine.state == "lost").order_by(Machine.id)).all()
         for machine in lost:
             self.boots[machine] += self.chance.choice([0, 1])
-            self.world.machine(machine, FLEET[machine], incarnation=f"boot-{self.boots[machine]}")
+            self.world.machine(machine, self.fleet[machine], incarnation=f"boot-{self.boots[machine]}")
 
     def confirm(self) -> None:
         """Confirms, as a machine's workflow does, that released tasks have stopped."""
@@ -86,18 +88,18 @@ class Walk:
             self.world.machines.ready(self.world.attend(machine, f"boot-{self.boots[machine]}", [run]))
 
     def reboot(self) -> None:
-        machine = self.chance.choice(sorted(FLEET))
+        machine = self.chance.choice(sorted(self.fleet))
         self.boots[machine] += 1
-        self.world.machine(machine, FLEET[machine], incarnation=f"boot-{self.boots[machine]}")
+        self.world.machine(machine, self.fleet[machine], incarnation=f"boot-{self.boots[machine]}")
 
     def cordon(self) -> None:
-        self.world.alter(Machine, self.chance.choice(sorted(FLEET)), cordon={"code": "x", "detail": {}})
+        self.world.alter(Machine, self.chance.choice(sorted(self.fleet)), cordon={"code": "x", "detail": {}})
 
     def uncordon(self) -> None:
-        self.world.alter(Machine, self.chance.choice(sorted(FLEET)), cordon=None, draining=False, failed_gangs=0)
+        self.world.alter(Machine, self.chance.choice(sorted(self.fleet)), cordon=None, draining=False, failed_gangs=0)
 
     def drain(self) -> None:
-        machine = self.chance.choice(sorted(FLEET))
+        machine = self.chance.choice(sorted(self.fleet))
         self.world.alter(Machine, machine, draining=True)
         with self.world.session() as session:
             for row in session.scalars(

@@ -31,7 +31,7 @@ def placed(found: Plan | None) -> list[tuple[tuple[str, int], ...]] | None:
 
 def test_the_missing_tasks_go_to_free_slots_and_the_others_stay() -> None:
     """The fullest machine with room takes the tasks of the lost one; what other work holds does not count as room."""
-    fleet = [machine("m1", used=8), machine("m2", used=8), machine("m4", used=0), machine("m5", used=4)]
+    fleet = [machine("m1", used=8), machine("m2", used=8), machine("m4", used=1), machine("m5", used=4)]
     found = continued(fleet, on(("m1", 1), ("m2", 1), ("m3", 1)), jobs=(gpu_job(3, 4),))
     assert placed(found) == [(("m1", 1), ("m2", 1), ("m5", 1))]
 
@@ -60,9 +60,17 @@ def test_when_a_gang_returns_to_the_queue(fleet: list[MachineState], job: JobReq
     assert continued(fleet, on(("m1", 1), ("m3", 1)), jobs=(job,)) is None
 
 
+def test_a_gang_that_could_be_on_fewer_machines_returns_to_the_queue() -> None:
+    """If one machine has room for all tasks, they are not left on several."""
+    hurt = on(("m1", 1), ("m2", 1), ("m3", 1))
+    fleet = [machine("m1", used=8), machine("m2", used=8), machine("m4", used=6)]
+    assert placed(continued(fleet, hurt, jobs=(gpu_job(3, 2),))) is not None
+    assert continued([*fleet, machine("m5")], hurt, jobs=(gpu_job(3, 2),)) is None
+
+
 def test_topology() -> None:
     """A job that requires a level, or has slices, is placed as a whole; a preferred level does not matter."""
-    fleet = [machine("m1", used=8), machine("m4", rack="r2")]
+    fleet = [machine("m1", used=8), machine("m4", used=4, rack="r2")]
     for rule, there in (
         (TopologyRule(required=SpreadLevel.RACK), False), (TopologyRule(slice_tasks=2), False),
         (TopologyRule(preferred=SpreadLevel.RACK), True),
