@@ -17,6 +17,7 @@ from domain.priority import OVER_QUOTA_RANK
 from domain.reasons import Reason, ReasonCode
 from infra.db import published_queue
 from infra.db.costs import count_ended
+from infra.db.lent_machines import count_given
 from infra.db.session import transaction
 
 TENANTS = {"vision": 2, "language": 3, "speech": 4, "robotics": 5, "climate": 6}
@@ -75,8 +76,16 @@ def fill(engine: Engine, rows: ConsoleRows) -> None:
         session.execute(
             text("insert into cost_pending select workload, attempt from attempt where released_at < now()")
         )
-        while count_ended(session, _COUNTED_AT_ONCE):
-            pass
+        session.execute(
+            text(
+                "insert into given_pending select workload, attempt, machine, l.released_at from attempt as a"
+                " join allocation as l using (workload, attempt)"
+                " where a.launch_limit_s is not null and l.released_at is not null"
+            )
+        )
+        for count in (count_ended, count_given):
+            while count(session, _COUNTED_AT_ONCE):
+                pass
         published_queue.publish(session, _queue(rows, rows.finished + running), {"scans": 1})
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         connection.execute(text("vacuum analyze"))

@@ -43,15 +43,18 @@ select id, tenant, name, jsonb_build_object('team', team, 'sweep', 's' || n / 10
        1, at - interval '2 hours', at, null
 from (select n, id, tenant, name, team, spec, now() - interval '1 minute' - cast(:days as float8) * interval '1 day' * (cast(:count as bigint) - n) / cast(:count as bigint) as at from named as w) as w;
 insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, started_at, released_at, outcome, lost_s,
-                     gpu_types, cpus_milli, resumed_step, last_step, checkpoint_step)
+                     gpu_types, cpus_milli, resumed_step, last_step, checkpoint_step, launch_limit_s, earned)
 select w.id, 1, split_part(m.id, '/', 1),
        jsonb_build_object('jobs', jsonb_build_array(jsonb_build_object('job', 'trainer', 'gpu_type', m.gpu_type,
                           'machines', jsonb_build_array(jsonb_build_array(m.id, 1))))),
        w.submitted_at + interval '20 minutes', w.submitted_at + interval '20 minutes', w.submitted_at + interval '21 minutes',
        w.finished_at, case when n % 50 = 11 then cast(:preempted as jsonb) end,
-       case when n % 50 = 11 then 60 + n % 600 end, jsonb_build_object(m.gpu_type, 8), 32000, 0, n % 90000, n % 90000
+       case when n % 50 = 11 then 60 + n % 600 end, jsonb_build_object(m.gpu_type, 8), 32000, 0, n % 90000, n % 90000,
+       case when m.is_lent then 60 end, case when m.is_lent then jsonb_build_object('steps', '{}'::jsonb, 'checkpoint',
+           jsonb_build_array(n % 90000, extract(epoch from w.finished_at - interval '5 minutes'))) end
 from named as k join workload as w using (id)
-     join (select id, gpu_type, row_number() over (order by id) - 1 as number from machine) as m on m.number = k.n % cast(:machines as bigint);
+     join (select id, gpu_type, cluster like '%-3' as is_lent, row_number() over (order by id) - 1 as number from machine) as m
+     on m.number = k.n % cast(:machines as bigint);
 insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,
                         awaited_memory_bytes, awarded_at, held_at, released_at, stopped_at)
 select workload, 1, plan #>> '{jobs,0,machines,0,0}', 255, 0, 32000, 0, 68719476736, 0, awarded_at, ready_at, released_at, released_at
@@ -70,11 +73,12 @@ select id, tenant, name, jsonb_build_object('team', team), spec,
        now() - interval '5 hours' - n % 400 * interval '1 minute', m.region
 from named as w join (select region, row_number() over (order by id) - 1 as number from machine) as m on m.number = w.n;
 insert into attempt (workload, attempt, region, plan, awarded_at, ready_at, started_at, gpu_types, cpus_milli, last_step,
-                     checkpoint_step, checkpoint_at, cadence)
+                     checkpoint_step, checkpoint_at, cadence, launch_limit_s)
 select w.id, 1, m.region, jsonb_build_object('jobs', jsonb_build_array(jsonb_build_object('job', 'trainer',
        'gpu_type', m.gpu_type, 'machines', jsonb_build_array(jsonb_build_array(m.id, 1))))),
        w.submitted_at + interval '30 minutes', w.submitted_at + interval '30 minutes', w.submitted_at + interval '32 minutes',
-       jsonb_build_object(m.gpu_type, 8), 32000, 1000 + n * 37 % 90000, n * 37 % 90000, now() - n % 900 * interval '1 second', null
+       jsonb_build_object(m.gpu_type, 8), 32000, 1000 + n * 37 % 90000, n * 37 % 90000, now() - n % 900 * interval '1 second', null,
+       case when m.id like '%-3/%' then 60 end
 from named as k join workload as w using (id)
      join (select id, region, gpu_type, row_number() over (order by id) - 1 as number from machine) as m on m.number = k.n;
 insert into allocation (workload, attempt, machine, slots, awaited, cpus_milli, awaited_cpus_milli, memory_bytes,

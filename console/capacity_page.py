@@ -36,6 +36,9 @@ def show_capacity(
             changed = dict(sorted(prices.items(), key=lambda one: -len(one[1]))[:_CURVES])
             taken = offers(session, begin, _CURVES) if caller.may(Role.OPERATOR) else {}
             refused = refused_launches(session, begin, _ROWS) if caller.may(Role.OPERATOR) else []
+        # Of a new installation, the time since its first price.
+        known = [at for series in (*changed.values(), *taken.values()) for at, _ in series]
+        begin = max(begin, min(known, default=begin).replace(second=0, microsecond=0))
         charts = [
             ("Prices of clusters", chart_of(changed, begin, end, is_stepped=True)),
             ("Offers taken, at the time of the request", chart_of(taken, begin, end, is_stepped=False)),

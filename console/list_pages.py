@@ -2,7 +2,7 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Annotated
 
@@ -10,7 +10,7 @@ from fastapi import Query, Request, Response
 from fastapi.responses import RedirectResponse
 from pydantic import TypeAdapter, ValidationError
 
-from api.auth import Operator, Role, Viewer
+from api.auth import Caller, Operator, Role, Viewer
 from api.bodies import Name
 from api.fleet.loops import list_loops
 from api.people.holders import holders
@@ -42,9 +42,17 @@ After = Annotated[str, Query(max_length=300)]
 @router.get("/tenants")
 def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After = "") -> Response:
     """Shows tenants with their quotas, usage, and costs of the last week."""
+    return _tenants(request, state, caller, cursor, {}, None)
+
+
+def _tenants(
+    request: Request, state: StateOf, caller: Caller, cursor: str, given: Mapping[str, str], problem: HttpProblem | None
+) -> Response:
+    """`given`: what was entered in the form; `problem`: why it was refused."""
     found = list_tenants(state, caller, _ROWS, cursor or None)
     today = datetime.now(UTC).date()
     days = [today - timedelta(days=ago) for ago in reversed(range(_DAYS))]
+    latest = days[-3:]  # A phone has room for these.
     usd, gpu_h = (defaultdict[tuple[str, date], float](float) for _ in range(2))
     recent = state.recent_costs.get(days[0], today, caller.tenant)
     for cost in recent.items:
@@ -54,18 +62,30 @@ def show_tenants(request: Request, state: StateOf, caller: Viewer, cursor: After
         kinds = sorted({kind for one in found.items for kind in one.quota.gpus})[:_KINDS]
         held = {kind: rows[:_ROWS] for kind, rows in holders(session, caller, kinds).items()}
     return page(
-        request, "tenants.html", held=held, found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor,
+        request, "tenants.html", status=problem.status_code if problem else 200, given=given, problem=problem,
+        held=held, found=found, usd=usd, gpu_h=gpu_h, days=days, cursor=cursor,
         cost_at=recent.at,
         totals={one.name: sum(usd[one.name, day] for day in days) for one in found.items},
-        columns=[("Tenant", ""), *((f"{day:%a %d %b}", "number") for day in days)],
+        columns=[("Tenant", ""), *((f"{day:%a %d %b}", "number" if day in latest else "number more") for day in days)],
         may_create=caller.may(Role.OPERATOR),
     )  # fmt: skip
 
 
 @router.post("/tenants")
-def create_tenant(state: StateOf, caller: Operator, form: Form) -> Response:
-    """Creates a tenant."""
-    body = {"level": _number(form.get("level", "")), "quota": {"gpus": _quota(form.get("gpus", ""))}}
+def create_tenant(request: Request, state: StateOf, caller: Operator, form: Form) -> Response:
+    """Creates a tenant. If the form is invalid, shows it again with the reason."""
+    try:
+        _create(state, caller, form)
+    except HttpProblem as problem:
+        return _tenants(request, state, caller, "", form, problem)
+    return RedirectResponse(f"{TOP}/tenants", 303)
+
+
+def _create(state: StateOf, caller: Caller, form: Mapping[str, str]) -> None:
+    quota = _quota(form.get("gpus", ""))
+    if wrong := [type_ for type_, count in quota.items() if not isinstance(count, int)]:
+        raise invalid("Quota of GPUs", "must be types with numbers, such as gpu=8, a100=16", wrong[0])
+    body = {"level": _number(form.get("level", "")), "quota": {"gpus": quota}}
     try:
         name, made = _NAMES.validate_python(form.get("name", "").strip()), TenantBody.model_validate(body)
     except ValidationError as error:
@@ -77,7 +97,6 @@ def create_tenant(state: StateOf, caller: Operator, form: Form) -> Response:
         if session.get(Tenant, name) is not None:
             raise HttpProblem(ProblemType.CONFLICT, f"tenant {name} exists; `mizzen tenants set` changes it")
     put_tenant(name, made, state, caller)
-    return RedirectResponse(f"{TOP}/tenants", 303)
 
 
 def _number(given: str) -> int | str:

@@ -17,7 +17,6 @@ from api.state import ApiState, StateOf
 from api.workloads.queue import read_queue
 from api.workloads.routes import list_workloads
 from console.pages import TOP, page
-from console.queue_page import MOST_COUNTED
 from domain.units import format_duration
 from infra.db import outbox
 from infra.db.buckets import failing_buckets
@@ -52,7 +51,7 @@ def _overview(request: Request, state: ApiState, caller: Caller, wrong: list[str
     today = datetime.combine(datetime.now(UTC).date(), time(), UTC)
     cost = state.recent_costs.find(today.date(), today.date(), caller.tenant)
     costs = [] if cost is None else cost.items
-    waiting = read_queue(state, caller, _WAITING, 0, MOST_COUNTED + 1)
+    waiting = read_queue(state, caller, _WAITING, 0, _WAITING + 1)
     with state.transaction() as session:
         regions = slots_by_region(session)
         lost = preempted_since(session, today, caller.tenant, _LOST)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 from api.workloads.views import AttemptView, WorkloadView
 
@@ -66,7 +66,8 @@ def _waits(
         if since is not None and one.awarded_at > since:
             yield "queued", since, one.awarded_at
         since = one.released_at
-    if since is not None and workload.finished_at is None and end > since:
+    # Between the release of the last attempt and the end of the workload are milliseconds, unless it was queued again.
+    if since is not None and end > since + (timedelta() if workload.finished_at is None else timedelta(seconds=1)):
         yield "queued", since, end
 
 

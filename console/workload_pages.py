@@ -1,5 +1,6 @@
 """Workloads: a list with filters, one workload, its logs, and the forms that change it."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Annotated, Any
@@ -15,7 +16,7 @@ from api.people.tenants import list_tenants
 from api.problems import HttpProblem, invalid
 from api.routing import Router
 from api.state import StateOf
-from api.streams.events import newest_events
+from api.streams.events import EventView, newest_events
 from api.streams.log_choice import MAX_TAIL, LogQuery
 from api.streams.logs import read_logs
 from api.workloads import actions
@@ -57,6 +58,21 @@ FILTERS = ("phase", "tenant", "name", "label", "array")
 """Names of the filters of lists."""
 Filter = Annotated[str, Query(max_length=300)]
 PhaseFilter = Annotated[str, Query(pattern=f"^({'|'.join(['', *Phase, 'held', 'blocked', 'live'])})$")]
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks."""
+
+    def represent_text(self, text: str) -> yaml.ScalarNode:
+        """Returns the node of a text."""
+        return self.represent_scalar("tag:yaml.org,2002:str", text, "|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _Dumper.represent_text)
+
+
+def _yaml(spec: Mapping[str, Any]) -> str:
+    return yaml.dump(dict(spec), Dumper=_Dumper, sort_keys=False)
 
 
 def _url(id_: str) -> str:
@@ -127,13 +143,24 @@ def show_workload(request: Request, id: str, state: StateOf, caller: Viewer) -> 
     chart = timeline(found, attempts)
     return page(
         request, "workload.html", workload=found, why=why(id, state, caller), attempts=attempts,
-        chart=chart, events=events, victims=victims, wanted=wanted, holders=held, names=names,
+        chart=chart, events=_joined(events), victims=victims, wanted=wanted, holders=held, names=names,
         curves=progress_charts(get_progress(id, state, caller).points, chart.begin, chart.end),
-        document=yaml.safe_dump(found.spec, sort_keys=False),
+        document=_yaml(found.spec),
         temporal=temporal_link(state, caller, workload_workflow_id(found.id)),
         may=_may(found, caller),
         levels=range(found.level + 1, LOWEST_LEVEL + 1),
     )  # fmt: skip
+
+
+def _joined(events: Sequence[EventView]) -> list[tuple[EventView, int]]:
+    """Returns events, newest first, with the checkpoints between two other events as one: the newest, and how many."""
+    out: list[tuple[EventView, int]] = []
+    for one in events:
+        if out and one.kind == out[-1][0].kind == "workload.checkpoint" and one.attempt == out[-1][0].attempt:
+            out[-1] = out[-1][0], out[-1][1] + 1
+        else:
+            out.append((one, 1))
+    return out
 
 
 def _may(found: WorkloadView, caller: Caller) -> set[str]:
@@ -154,7 +181,7 @@ def _may(found: WorkloadView, caller: Caller) -> set[str]:
 @router.get("/workloads/{id}/clone")
 def clone(request: Request, id: str, state: StateOf, caller: Submitter) -> Response:
     """Shows the form that submits a document, with the document of a workload."""
-    document = yaml.safe_dump(get_workload(id, state, caller).spec, sort_keys=False)
+    document = _yaml(get_workload(id, state, caller).spec)
     return page(request, "submit.html", document=document, problem=None)
 
 

@@ -27,7 +27,8 @@ def needs(job: JobRequest, there: Collection[str] = USUAL) -> str:
     if job.cpus_milli_per_task:
         parts.append("1 CPU" if job.cpus_milli_per_task == 1000 else f"{job.cpus_milli_per_task / 1000:g} CPUs")
     if job.memory_bytes_per_task:
-        parts.append(f"{job.memory_bytes_per_task / 2**30:g} GiB of memory")
+        gib = job.memory_bytes_per_task / 2**30
+        parts.append(f"{gib:g} GiB of memory" if gib >= 1 else f"{gib * 1024:g} MiB of memory")
     accepted = tuple(dict.fromkeys(map(kind_in_pool, job.capacity)))
     if accepted != USUAL or not set(job.capacity) & set(there):
         kinds = (OWN if kind.startswith(own_of("")) else kind for kind in accepted)

@@ -27,6 +27,16 @@ _IDS = bindparam("ids", type_=ARRAY(Text))
 _NOW = select(func.clock_timestamp())
 _CHANGED = select(Event.workload, func.max(Event.at)).where(Event.workload == any_(_IDS)).group_by(Event.workload)
 _WAITING = select(Waiting.workload, Waiting.reasons).where(Waiting.workload == any_(_IDS))
+_RELEASED = select(Attempt.workload, Attempt.attempt, Attempt.released_at).where(Attempt.workload == any_(_IDS))
+_LIVE = select(Attempt.workload, Attempt.attempt, Attempt.started_at).where(
+    Attempt.workload == any_(_IDS), Attempt.released_at.is_(None)
+)
+_MOST_TASKS = Workload.spec["jobs"][0]["most_tasks"].astext
+_ELASTIC = (
+    select(Workload.id, cast(_MOST_TASKS, Integer), Attempt.plan)
+    .join(Attempt, (Attempt.workload == Workload.id) & (Attempt.attempt == Workload.attempt))
+    .where(Workload.id == any_(_IDS), _MOST_TASKS.is_not(None))
+)
 
 
 class QueueRow(NamedTuple):
@@ -240,24 +250,16 @@ def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None
     if not rows:
         return {}
     newest = {(row.id, row.attempt) for row in rows}
-    found = select(Attempt.workload, Attempt.attempt, Attempt.started_at).where(
-        Attempt.workload.in_([row.id for row in rows]), Attempt.released_at.is_(None)
-    )
-    return {w: at for w, number, at in session.execute(found) if (w, number) in newest}
-
-
-_ELASTIC = select(Workload.id, cast(Workload.spec["jobs"][0]["most_tasks"].astext, Integer), Attempt.plan).join(
-    Attempt, (Attempt.workload == Workload.id) & (Attempt.attempt == Workload.attempt)
-)
+    found = session.execute(_LIVE, {"ids": [row.id for row in rows]})
+    return {w: at for w, number, at in found if (w, number) in newest}
 
 
 def _fewer_tasks(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonView]]:
     """Returns a reason for each elastic workload that has fewer tasks than it may have."""
     if not ids:
         return {}
-    most_tasks = Workload.spec["jobs"][0]["most_tasks"].astext
     found = {}
-    for id_, most, plan in session.execute(_ELASTIC.where(Workload.id.in_(ids), most_tasks.is_not(None))):
+    for id_, most, plan in session.execute(_ELASTIC, {"ids": list(ids)}):
         tasks = sum(tasks_of_jobs(plan["jobs"]).values())
         if tasks < most:
             found[id_] = [_view(Reason(ReasonCode.FEWER_TASKS, {"tasks": tasks, "most": most}))]
@@ -282,11 +284,6 @@ def _preparing(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonVie
 
 def _view(reason: Reason) -> ReasonView:
     return ReasonView(**reason.to_json())
-
-
-_RELEASED = select(Attempt.workload, Attempt.attempt, Attempt.released_at).where(
-    Attempt.workload == any_(bindparam("ids", type_=ARRAY(Text)))
-)
 
 
 class Waits(NamedTuple):

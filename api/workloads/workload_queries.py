@@ -9,7 +9,7 @@ from typing import Any
 
 from sqlalchemy import ARRAY, Text, any_, bindparam, func, inspect, select, tuple_
 from sqlalchemy.dialects.postgresql import aggregate_order_by
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, defer
 
 from api.auth import Caller
 from api.documents.document_of import document_of
@@ -57,6 +57,40 @@ _LOCKED = _FOUND.with_for_update().execution_options(populate_existing=True)
 _CURVES = 20
 """Number of attempts whose steps over time are returned."""
 _LEVELS = select(Tenant.name, Tenant.level).where(Tenant.name == any_(bindparam("names", type_=ARRAY(Text))))
+_OF_ANY = Attempt.workload == any_(bindparam("ids", type_=ARRAY(Text)))
+
+
+def _newest(name: str, column: Any, known: Any) -> Any:
+    values = func.array_agg(aggregate_order_by(column, Attempt.attempt.desc()))
+    return values.filter(known.is_not(None))[1].label(name)
+
+
+_TRIED = (
+    select(
+        Attempt.workload,
+        func.clock_timestamp().label("now"),
+        func.count().filter(Attempt.outcome["code"].astext.in_(PREEMPTIONS)).label("preemptions"),
+        func.coalesce(func.sum(Attempt.lost_s), 0.0).label("lost_s"),
+        _newest("step", Attempt.last_step, Attempt.last_step),
+        _newest("metrics", Attempt.metrics, Attempt.metrics),
+        _newest("saved_step", Attempt.checkpoint_step, Attempt.checkpoint_at),
+        _newest("at", Attempt.checkpoint_at, Attempt.checkpoint_at),
+        _newest("bytes", Attempt.checkpoint_bytes, Attempt.checkpoint_at),
+        _newest("held_s", Attempt.checkpoint_s, Attempt.checkpoint_at),
+        _newest("write_s", Attempt.checkpoint_write_s, Attempt.checkpoint_at),
+        _newest("cadence", Attempt.cadence, Attempt.cadence),
+        _newest("load", Attempt.load, Attempt.load),
+        _newest("failing", Attempt.failing, Attempt.attempt),
+        _newest("notice", Attempt.notice, Attempt.attempt),
+    )
+    .where(_OF_ANY)
+    .group_by(Attempt.workload)
+)
+_RUNNING = (
+    select(Attempt)
+    .options(defer(Attempt.plan), defer(Attempt.earned), defer(Attempt.gpu_use), defer(Attempt.metrics))
+    .where(_OF_ANY, Attempt.released_at.is_(None), Attempt.started_at.is_not(None))
+)
 
 
 def names_of(session: Session, caller: Caller, ids: Collection[str]) -> dict[str, str]:
@@ -225,9 +259,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
     levels = dict(session.execute(_LEVELS, {"names": names}).all()) if names else {}
     # Workloads that were never placed have no attempts; in a long queue these are the majority.
     placed = [row.id for row in rows if row.attempt]
-    preempted = _preemptions(session, placed)
-    progress = _progress(session, placed)
-    lost = _lost(session, placed)
+    tried = _progress(session, placed)
     waits = waits_of(session, rows)
     specs = {row.id: row.listed if "spec" in inspect(row).unloaded else row.spec for row in rows}
     elastic = [
@@ -255,9 +287,7 @@ def _fields(session: Session, rows: Sequence[Workload], whys: Mapping[str, Why])
             "checkpoint_store": row.checkpoint_store,
             "queued": _is_queued(row, whys[row.id]),
             "expected_start": start_view(row, whys[row.id].entry),
-            "preemptions": preempted.get(row.id, 0),
-            "lost_s": lost.get(row.id, 0.0),
-            "progress": progress.get(row.id),
+            **dict(zip(("preemptions", "lost_s", "progress"), tried.get(row.id, (0, 0.0, None)), strict=True)),
             "jobs": [_job(job, sizes.get(row.id, {})) for job in specs[row.id].get("jobs", [])],
             "tables": specs[row.id].get("tables") or [],
             "array": array_view(whys[row.id].array),
@@ -303,75 +333,38 @@ def _job(job: dict[str, Any], placed: Mapping[str, int]) -> JobView:
     )
 
 
-def _preemptions(session: Session, ids: Collection[str]) -> dict[str, int]:
+def _progress(session: Session, ids: Collection[str]) -> dict[str, tuple[int, float, ProgressView | None]]:
+    """Returns by workload its preemptions, the seconds of work that attempts have lost, and its progress.
+
+    The newest step, checkpoint, cadence and load can come from different attempts.
+    """
     if not ids:
         return {}
-    code = Attempt.outcome["code"].astext
-    counted = select(Attempt.workload, func.count()).where(Attempt.workload.in_(ids), code.in_(PREEMPTIONS))
-    return dict(session.execute(counted.group_by(Attempt.workload)).all())
+    found = session.execute(_TRIED, {"ids": list(ids)}).all()
+    at_risk = _at_risk(session, ids, found[0].now) if found else {}
+    return {row.workload: (row.preemptions, row.lost_s, _progress_view(row, at_risk)) for row in found}
 
 
-def _lost(session: Session, ids: Collection[str]) -> dict[str, float]:
-    """Returns the seconds of work that attempts have lost, by workload."""
-    if not ids:
-        return {}
-    summed = select(Attempt.workload, func.coalesce(func.sum(Attempt.lost_s), 0.0)).where(Attempt.workload.in_(ids))
-    return {workload: seconds or 0.0 for workload, seconds in session.execute(summed.group_by(Attempt.workload))}
-
-
-def _progress(session: Session, ids: Collection[str]) -> dict[str, ProgressView]:
-    """Returns the newest step, checkpoint, cadence and load by workload; they can come from different attempts."""
-    if not ids:
-        return {}
-
-    def newest(column: Any, known: Any) -> Any:
-        values = func.array_agg(aggregate_order_by(column, Attempt.attempt.desc()))
-        return values.filter(known.is_not(None))[1]
-
-    saved = (
-        Attempt.checkpoint_step, Attempt.checkpoint_at, Attempt.checkpoint_bytes, Attempt.checkpoint_s,
-        Attempt.checkpoint_write_s,
-    )  # fmt: skip
-    now: datetime = session.execute(select(func.clock_timestamp())).scalar_one()
-    at_risk = _at_risk(session, ids, now)
-    rows = session.execute(
-        select(
-            Attempt.workload,
-            newest(Attempt.last_step, Attempt.last_step),
-            newest(Attempt.metrics, Attempt.metrics),
-            *(newest(column, Attempt.checkpoint_at) for column in saved),
-            newest(Attempt.cadence, Attempt.cadence),
-            newest(Attempt.load, Attempt.load),
-            newest(Attempt.failing, Attempt.attempt),
-            newest(Attempt.notice, Attempt.attempt),
-        )
-        .where(Attempt.workload.in_(ids))
-        .group_by(Attempt.workload)
+def _progress_view(row: Any, at_risk: Mapping[str, float]) -> ProgressView | None:
+    if all(value is None for value in (row.step, row.at, row.cadence, row.load, row.failing, row.notice)):
+        return None
+    return ProgressView(
+        step=row.step,
+        metrics=row.metrics or {},
+        checkpoint_step=row.saved_step,
+        checkpoint_at=row.at,
+        checkpoint_age_s=None if row.at is None else max(0.0, (row.now - row.at).total_seconds()),
+        checkpoint_bytes=row.bytes,
+        checkpoint_s=row.held_s,
+        checkpoint_write_s=row.write_s,
+        cadence=row.cadence,
+        load=row.load,
+        failing=row.failing,
+        notice=row.notice,
+        at_risk_s=at_risk.get(row.workload),
     )
-    return {
-        workload: ProgressView(
-            step=step,
-            metrics=metrics or {},
-            checkpoint_step=saved_step,
-            checkpoint_at=at,
-            checkpoint_age_s=None if at is None else max(0.0, (now - at).total_seconds()),
-            checkpoint_bytes=size,
-            checkpoint_s=held_s,
-            checkpoint_write_s=write_s,
-            cadence=cadence,
-            load=load,
-            failing=failing,
-            notice=notice,
-            at_risk_s=at_risk.get(workload),
-        )
-        for workload, step, metrics, saved_step, at, size, held_s, write_s, cadence, load, failing, notice in rows
-        if any(value is not None for value in (step, at, cadence, load, failing, notice))
-    }
 
 
 def _at_risk(session: Session, ids: Collection[str], now: datetime) -> dict[str, float]:
     """Returns the seconds of work that an interruption now would lose, for workloads whose tasks run."""
-    live = session.scalars(
-        select(Attempt).where(Attempt.workload.in_(ids), Attempt.released_at.is_(None), Attempt.started_at.is_not(None))
-    )
-    return {a.workload: lost_by(a, now.timestamp()) for a in live}
+    return {a.workload: lost_by(a, now.timestamp()) for a in session.scalars(_RUNNING, {"ids": list(ids)})}

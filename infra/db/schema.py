@@ -8,6 +8,7 @@ from infra.db import deliveries as deliveries
 from infra.db import dependencies as dependencies
 from infra.db import lent_machines as lent_machines
 from infra.db import logs as logs
+from infra.db import lost_work as lost_work
 from infra.db import models as models
 from infra.db import placement_runs as placement_runs
 from infra.db import pool_plans as pool_plans

@@ -272,8 +272,9 @@ def make_world(
     buckets["north"].put("tables/digits/a.bin", b"12345")
     app = create(given)
     yield ApiWorld(engine=engine, settings=given, app=app, raw_keys=keys, buckets=buckets)
-    while app.state.mizzen.authentication_engine.pool.checkedout():  # type: ignore[attr-defined]
-        time.sleep(0.01)  # Audit entries of refused requests are still being written.
+    state = app.state.mizzen
+    while any(one.pool.checkedout() for one in (state.engine, state.authentication_engine)):
+        time.sleep(0.01)  # Requests whose client has gone, and audit entries of refused ones, still use a connection.
     app.state.mizzen.dispose()
     engine.dispose()
 

@@ -47,5 +47,7 @@ def browser_of(world: ApiWorld) -> Browse:
                 answer = await client.post("/console/login", data={"key": world.raw_keys[key]})
                 assert answer.status_code == 303, answer.text
             yield client
+        # A refusal is written after its answer. The test may close the database next.
+        await world.app.state.mizzen.refusals.aclose()
 
     return browser

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from sqlalchemy import Connection, Engine, Select, text
 from sqlalchemy.dialects import postgresql
+from sqlalchemy.event import listen
+from sqlalchemy.orm import Session
 
 from api.auth import Caller, Role
 from api.fleet import slots
 from api.workloads.selection import Filters, newest
 from bench.console_rows import ConsoleRows, fill
+from infra.db.lost_work import preempted_since
 from infra.db.session import open_engine
 from tests.databases import Databases
 
@@ -71,6 +74,22 @@ def test_a_list_is_a_range_of_an_index(
     assert [node["Index Name"] for node in nodes if "Index Name" in node] == [index]
     assert not [node for node in nodes if "Sort" in node["Node Type"]]
     assert sum(node.get("Rows Removed by Filter", 0) for node in nodes) <= 60
+
+
+def test_the_work_lost_today_is_a_range_of_an_index(filled: Engine) -> None:
+    """It reads the attempts that were preempted, and not all that have ended."""
+    asked: list[tuple[str, Any]] = []
+    with filled.connect() as connection:
+        for method in ("seqscan", "bitmapscan"):
+            connection.exec_driver_sql(f"set enable_{method} = off")
+        listen(
+            connection, "before_cursor_execute", lambda _c, _u, statement, given, *_: asked.append((statement, given))
+        )
+        preempted_since(Session(connection), datetime.now(UTC) - timedelta(days=30), None, 5)
+        nodes = _explained(connection, *asked[0])
+    (read,) = [node for node in nodes if node.get("Relation Name") == "attempt"]
+    assert read["Index Name"] == "attempt_preempted"
+    assert read.get("Rows Removed by Filter", 0) == 0 and read["Actual Rows"] > 0
 
 
 def test_the_past_is_read_by_indexes(filled: Engine) -> None:

@@ -1,5 +1,7 @@
 """What pages say in words: labels of keys, times, names, rules of fields; who holds what a workload waits for."""
 
+import html
+import json
 import re
 
 from sqlalchemy import func
@@ -8,13 +10,26 @@ from console.sentences import readable
 from domain.capacity import CapacityKind
 from domain.phases import Phase
 from domain.reasons import Reason, ReasonCode
-from infra.db.models import Cluster
+from infra.db import events
+from infra.db.models import Attempt, Cluster, Workload
 from infra.db.services import ServiceReplica
 from infra.db.tenants import ApiKey
 from tests.api.calls import act
 from tests.api.world import ApiWorld
 from tests.console.conftest import Browse
 from tests.console.forms import csrf_of
+
+SCRIPT = """version: 1
+name: script
+tenant: vision
+jobs:
+  - name: main
+    resources: {cpus: 1, memory: 64MiB}
+    run: |
+      for i in 1 2; do
+        echo $i
+      done
+"""
 
 
 def test_sentences_have_labels_and_times() -> None:
@@ -57,7 +72,65 @@ async def test_a_wrong_name_of_a_tenant(world: ApiWorld, browse: Browse) -> None
     async with browse() as client:
         fields = {"csrf": csrf_of(await client.get("/console/tenants")), "name": "No Name", "level": "4", "gpus": ""}
         text = (await client.post("/console/tenants", data=fields)).text
-    assert "must be 1 to 63 lower-case letters, digits and hyphens" in text and "[a-z" not in text
+        (error,) = re.findall('<p class="error">([^<]+)', text)
+        assert "must be 1 to 63 lower-case letters, digits and hyphens" in error and "[a-z" not in error
+        fields |= {"name": "fine", "gpus": "a100=<many>"}
+        text = (await client.post("/console/tenants", data=fields)).text
+    assert "Quota of GPUs: must be types with numbers, such as gpu=8, a100=16" in text
+    # The form has what was entered.
+    assert 'value="fine"' in text and 'value="a100=&lt;many&gt;"' in text and "<option selected>4</option>" in text
+
+
+async def test_slots_are_numbers_and_how_many(world: ApiWorld, browse: Browse) -> None:
+    """Slot number 0 is not no slot."""
+    id_ = world.add_workload(Phase.RUNNING)
+    world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
+    async with browse() as client:
+        text = (await client.get("/console/machines/north/alpha/m1")).text
+        assert "<dt>Slots held</dt><dd>1 of 8: number 0</dd>" in text and "<dt>Promised</dt><dd>none</dd>" in text
+
+
+async def test_steps_of_a_workload_that_reports_none(world: ApiWorld, browse: Browse) -> None:
+    id_ = world.add_workload(Phase.RUNNING)
+    world.add_attempt(id_, 1, "north/alpha/m1", 0b1)
+    async with browse() as client:
+        assert "→" not in (await client.get(f"/console/workloads/{id_}")).text
+        with world.session() as session:
+            session.get_one(Attempt, (id_, 1)).last_step = 7
+        assert "0 → 7" in (await client.get(f"/console/workloads/{id_}")).text
+
+
+async def test_many_checkpoints_are_one_row_of_the_events(world: ApiWorld, browse: Browse) -> None:
+    id_ = world.add_workload(Phase.RUNNING)
+    with world.session() as session:
+        for kind in ("running", "checkpoint", "checkpoint", "checkpoint", "evicting", "checkpoint"):
+            events.record(session, f"workload.{kind}", tenant="vision", workload=id_, attempt=1)
+    async with browse() as client:
+        text = (await client.get(f"/console/workloads/{id_}")).text
+    found = re.findall(r"</time></td><td>([^<]+)</td>", text)
+    assert found[:4] == ["checkpoint", "evicting", "checkpoint, 3 times", "running"]
+
+
+async def test_how_many_tasks_an_elastic_workload_has(world: ApiWorld, browse: Browse) -> None:
+    id_ = world.add_workload(Phase.RUNNING)
+    with world.session() as session:
+        row = session.get_one(Workload, id_)
+        spec = json.loads(json.dumps(row.spec))
+        spec["jobs"][0] |= {"tasks": 1, "most_tasks": 4}
+        row.spec = spec
+    world.add_attempt(id_, 1, "north/alpha/m1", 0b11)
+    async with browse() as client:
+        text = (await client.get(f"/console/workloads/{id_}")).text
+    assert "<dt>Tasks</dt><dd>2; from 1 to 4</dd>" in text
+
+
+async def test_a_document_of_several_lines(world: ApiWorld, browse: Browse) -> None:
+    """A script is shown, and cloned, as it was written."""
+    async with browse("vision") as client:
+        fields = {"csrf": csrf_of(await client.get("/console/workloads/new")), "document": SCRIPT}
+        made = await client.post("/console/workloads/new", data=fields)
+        text = html.unescape((await client.get(f"{made.headers['location']}/clone")).text)
+    assert "  run: |\n    for i in 1 2; do\n      echo $i\n    done\n" in text
 
 
 async def test_who_uses_what_a_workload_waits_for(world: ApiWorld, browse: Browse) -> None:
