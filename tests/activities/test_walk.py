@@ -12,6 +12,7 @@ from infra.db.models import Machine, Workload
 from tests.activities.invariants import check, check_gangs, check_history, check_machines
 from tests.activities.random_walk import FLEET, SMALL, Walk
 from tests.activities.world import World
+from tests.depth import few
 
 STEPS = 120
 
