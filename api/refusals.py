@@ -87,7 +87,7 @@ class Recorder:
 
     async def aclose(self) -> None:
         """Writes all pending counts."""
-        if self._writing is not None:
+        if self._writing is not None and not self._writing.done():
             self._writing.cancel()
             await asyncio.wait([self._writing])
         await self._write_due()
