@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
-from mizzen.checkpoint import loops
+from mizzen.checkpoint import loops, rng
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
 from mizzen.checkpoint.layout import Encoder
@@ -101,6 +101,7 @@ class Checkpointer(StateSaver):
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
         algorithm = checksums.known(chosen.checksum or checksums.fastest())
+        rng.spare_persistent_workers()
         notices.watch()
         watcher = notices.watcher()
         cadence = Cadence.from_environ(interval_s=interval_s, platform=watcher.platform if watcher else None)
