@@ -189,6 +189,8 @@ class Checkpointer(StateSaver):
         """
         self._restored = loops.stack()
         self._optimizers = OptimizerWatch()
+        # A script that reads first how far the training is changes its objects before the restore.
+        self._tracked.tells_changes &= parts is None
         with self._loading():
             found = self._newest(self._tracked.layouts(check=self.writer))
             self._take(found)

@@ -61,8 +61,11 @@ class AddedGroups:
         if not wanted or missing > len(added) or not found.keys() >= set(chain.from_iterable(wanted)):
             return value
         undo.callback(_shorten, optimizer, count)
-        for names in wanted:
-            optimizer.add_param_group({"params": [found[name] for name in names]})
+        for names, group in zip(wanted, value["param_groups"][count:], strict=True):
+            params = [found[name] for name in names]
+            # torch refuses a group with names beside one without.
+            named = list(zip(group["param_names"], params, strict=True)) if "param_names" in group else params
+            optimizer.add_param_group({"params": named})
         _pass_over(optimizer, [{id(found[name]) for name in names} for names in wanted])
         return value
 

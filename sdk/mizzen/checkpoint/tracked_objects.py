@@ -56,7 +56,8 @@ class Tracked:
         self._added = AddedGroups()
         self._sizes: dict[str, int] = {}
         """Number of entries of each module at the restore."""
-        self._tells_changes = True
+        self.tells_changes = True
+        """Whether to warn, once, of a part whose entries the training changes."""
         self._training = TrainingWatch()
         self._held: rng.HeldGenerators | None = None
         """Set when a tracked loader resumes its iteration."""
@@ -144,9 +145,9 @@ class Tracked:
 
     def _tell_change(self, part: str | None) -> None:
         """Warn, once, that a part has other entries than at the start; None: no part."""
-        if part is None or not self._tells_changes:
+        if part is None or not self.tells_changes:
             return
-        self._tells_changes = False
+        self.tells_changes = False
         message = (
             f"part {part!r}: the training has changed its entries, so a start that makes the same change only later "
             'cannot load this checkpoint. Call checkpointer.restore(parts=["progress"]) first, make the changes that '
@@ -194,7 +195,6 @@ class Tracked:
             SystemExit: see `VerifiedPart.fill`.
         """
         wanted = self._wanted(state, missing_ok, extra_ok, parts)
-        self._tells_changes = self._tells_changes and parts is None  # A start may read how far the training is.
         self._added.begin(self._modules)
         with ExitStack() as undo:
             undo.callback(rng.restore_shared, rng.capture_shared())
