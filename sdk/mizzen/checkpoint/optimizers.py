@@ -116,9 +116,8 @@ class OptimizerWatch:
             elif isinstance(value, dict) and len(value) < _MANY:
                 left += [(f"{name}[{at!r}]", one) for at, one in value.items() if isinstance(one, kind)]
         if self._known:
-            from torch.optim.optimizer import register_optimizer_step_post_hook
-
-            self._hook = register_optimizer_step_post_hook(lambda one, *_: self._stepped.add(id(one)))
+            register = loaded("torch.optim.optimizer").register_optimizer_step_post_hook
+            self._hook = register(lambda one, *_: self._stepped.add(id(one)))
 
     def told(self, state: Any) -> str | None:
         """Return what `state`, the captured state, lacks, with the line that adds it; None if nothing is missing."""

@@ -98,7 +98,11 @@ class _Place:
         self.names |= own
         around = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and _contains(one, self.line)]
         functions = [one for one in around if isinstance(one, ast.FunctionDef)]
-        self.body = max(functions, key=lambda one: one.lineno).body if functions else tree.body
+        function = max(functions, key=lambda one: one.lineno, default=None)
+        self.body = function.body if function else tree.body
+        self.given = (
+            {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} if function else set[str]()
+        )
         found = [one for one in around if isinstance(one, ast.For | ast.While) and not _repeats(one, restored_at)]
         first = self.body[0].lineno if self.body else 0
         self.loops = sorted((one for one in found if one.lineno >= first), key=lambda one: -one.lineno)
@@ -278,7 +282,10 @@ class _Place:
         rest = loop.test if isinstance(loop, ast.While) else loop.iter
         if not self.is_known(rest) or (isinstance(rest, ast.Call) and name_of(rest) not in (*_RANGES, *_PASSING)):
             return None
-        bound = {one.id for part in self.body for one in bindings(part) if one.lineno < loop.lineno}
+        bound = self.given | {one.id for part in self.body for one in bindings(part) if one.lineno < loop.lineno}
+        bound |= {
+            name for one in ast.walk(self.tree) if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names
+        }
         later = unassigned(following(self.body, loop) or [])
         for one in sorted(later, key=lambda one: one.lineno):
             if one.id in {each.id for each in bindings(loop)} - bound and not is_own(one.id):
