@@ -1,4 +1,4 @@
-"""Weights are pruned after each second epoch, which gives the model other entries; then trained further."""
+"""Weights are pruned after the third epoch, which gives the model other entries, and trained further."""
 
 import torch
 from torch import nn
@@ -19,19 +19,17 @@ ckpt.track(model=model, optimizer=optimizer, loader=loader)
 def shrink():
     for layer in (model[0], model[3]):
         prune.l1_unstructured(layer, "weight", amount=0.3)
-    ckpt.progress["pruned"] += 1
 
 
-ckpt.progress["pruned"] = 0
+ckpt.progress["pruned"] = False
 ckpt.restore(parts=["progress"])
 if ckpt.progress["pruned"]:
-    pruned, ckpt.progress["pruned"] = ckpt.progress["pruned"], 0
-    for _ in range(pruned):
-        shrink()
+    shrink()
 step = ckpt.restore()
 for epoch in range(loader.epoch, 6):
-    if ckpt.progress["pruned"] < epoch // 2:
+    if epoch >= 3 and not ckpt.progress["pruned"]:
         shrink()
+        ckpt.progress["pruned"] = True
     for x, y in loader:
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()
