@@ -94,16 +94,15 @@ checkpointer.track(best=vars(best))
 """
     + EPOCHS
     + """for batch in loader:
-        loss = train(*batch)
-        best.update(loss)
-        optimizer.param_groups[0]['lr'] = 0.1 * best.loss
+        best.update(step)
+        train(batch[0] * best.loss, batch[1])
         step += 1; checkpointer.step(step)""",
     "list in progress": "checkpointer.progress['losses'] = []\n"
     + EPOCHS
     + """for batch in loader:
         checkpointer.progress['losses'].append(train(*batch))
-        optimizer.param_groups[0]['lr'] = 0.1 / len(checkpointer.progress['losses'])
-        step += 1; checkpointer.step(step)""",
+        step += 1; checkpointer.step(step)
+torch.save(checkpointer.progress['losses'], 'losses.pt')""",
     "changed before the restore": """wide = nn.ModuleList([model])
 checkpointer.track(wide=wide)
 checkpointer.restore(parts=["progress"])

@@ -42,8 +42,8 @@ class ResumableSampler(DataPosition, Sampler[int]):
     `world_size`, the epoch is padded with its first indices, as in torch's `DistributedSampler`.
     """
 
-    saved = ("seed", "size", "made", "epoch", "position", "steps")
-    fixed = ("seed", "made")
+    saved = ("seed", "size", "length", "epoch", "position", "steps")
+    fixed = ("seed", "size")
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class ResumableSampler(DataPosition, Sampler[int]):
         """
         super().__init__(seed)
         self._dataset = dataset
-        self.made = self.size = len(dataset)
+        self.size = self.length = len(dataset)
         """The sizes of the dataset when the sampler was created, and when the epoch began: it may grow."""
         self.shuffle = shuffle
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
@@ -89,13 +89,13 @@ class ResumableSampler(DataPosition, Sampler[int]):
     def __len__(self) -> int:
         """Return the number of samples of a whole epoch for this rank."""
         if not self.position:
-            self.size = len(self._dataset)
-        return math.ceil(self.size / self.world_size)
+            self.length = len(self._dataset)
+        return math.ceil(self.length / self.world_size)
 
     def __iter__(self) -> Iterator[int]:
-        if self.position and len(self._dataset) != self.size:
+        if self.position and len(self._dataset) != self.length:
             raise StateError(
-                f"the dataset has {len(self._dataset)} samples, but had {self.size} when this epoch began: set that "
+                f"the dataset has {len(self._dataset)} samples, but had {self.length} when this epoch began: set that "
                 "length before the epoch is resumed"
             )
         self._restore_generators()
@@ -112,10 +112,10 @@ class ResumableSampler(DataPosition, Sampler[int]):
 
     def _order(self) -> torch.Tensor:
         total = self.total
-        order = torch.arange(self.size)
+        order = torch.arange(self.length)
         if self.shuffle:
-            order = torch.randperm(self.size, generator=self.generator("order"))
-        return order.repeat(math.ceil(total / max(self.size, 1)))[:total]
+            order = torch.randperm(self.length, generator=self.generator("order"))
+        return order.repeat(math.ceil(total / max(self.length, 1)))[:total]
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
@@ -137,7 +137,7 @@ class ResumableSampler(DataPosition, Sampler[int]):
         Raises:
             StateError: the seed or the size of the dataset has changed, so the used samples cannot be determined.
         """
-        super().load_state_dict({"made": state.get("size")} | state)  # Older checkpoints have one size.
+        super().load_state_dict({"length": state.get("size")} | state)  # Older checkpoints have one size.
         self.position = min(self.position, self.total)
 
     def resume_generators(self, held: rng.HeldGenerators) -> bool:
