@@ -5,13 +5,11 @@ processes that are killed at one of them. Its kind is drawn uniformly, such as o
 restore), renaming a file (a commit), removing a file (a rotation), or the creation or the end of a loader's iterator.
 The run after the last kill must end with the same bytes, and no run may issue a warning about checkpoints.
 
-The folder `exact` has 60 short trainings as people write them (`--training exact`).
+The folder `exact` has 75 short trainings as people write them (`--training exact`).
 """
 
 import argparse
-import io
 import json
-import pickle
 import random
 import shutil
 import signal
@@ -24,10 +22,9 @@ from pathlib import Path
 
 import accelerate  # noqa: F401
 import lightning  # noqa: F401  # Imported before the forks.
-import torch
 import transformers  # noqa: F401
 
-from tests_integrations.scripts import TOUCHES, Aim, Ended, run, run_gang
+from tests_integrations.scripts import TOUCHES, Aim, Ended, run, run_gang, values
 
 FOLDER = Path(__file__).parent / "trainings"
 TRAININGS = ("cnn", "gpt", "transformers_trainer", "lightning_swa", "ddp")
@@ -65,24 +62,10 @@ def _warned(ended: Ended) -> list[str]:
     return [line for line in ended.output.splitlines() if "CheckpointWarning" in line]
 
 
-class _Values(pickle.Pickler):
-    """Pickles values only. `torch.save` also writes which texts are one object: not if a checkpoint was loaded."""
-
-    def persistent_id(self, obj: object) -> object:
-        if not isinstance(obj, torch.Tensor):
-            return None
-        return str(obj.dtype), tuple(obj.shape), obj.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
 def results(folder: Path) -> dict[str, bytes]:
     """Returns the content of the result files of a training, as bytes."""
     found = {name: (folder / name).read_bytes() for name in RESULTS if (folder / name).exists()}
-    if "model.pt" in found:
-        pickler = _Values(values := io.BytesIO())
-        pickler.fast = True  # Equal objects are written each time.
-        pickler.dump(torch.load(folder / "model.pt", weights_only=False))
-        found["model.pt"] = values.getvalue()
-    return found
+    return found | ({"model.pt": values(folder / "model.pt")} if "model.pt" in found else {})
 
 
 def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:
@@ -128,7 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=20, help="number of kills of each training (default: 20)")
     parser.add_argument(
         "--training", choices=(*TRAININGS, *ON_GPU, "exact", *EXACT), action="append",
-        help="run only this training (repeatable); exact: the 60 of that folder; default: the five long ones",
+        help="run only this training (repeatable); exact: the 75 of that folder; default: the five long ones",
     )  # fmt: skip
     parser.add_argument("--seed", type=int, default=1)
     given = parser.parse_args(arguments)

@@ -1,7 +1,9 @@
 """Runs training scripts in forked children, which can be killed or signalled at a chosen step."""
 
+import io
 import json
 import os
+import pickle
 import selectors
 import signal
 import socket
@@ -224,3 +226,20 @@ def run_gang(
     finally:
         _kill(set(pids) - set(ended))
     return [ended[pid] for pid in pids]
+
+
+class _Values(pickle.Pickler):
+    """Pickles values only. `torch.save` also writes which texts are one object: not if a checkpoint was loaded."""
+
+    def persistent_id(self, obj: object) -> object:
+        if not isinstance(obj, torch.Tensor):
+            return None
+        return str(obj.dtype), tuple(obj.shape), obj.detach().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def values(path: Path) -> bytes:
+    """Returns the values in a file of `torch.save`, as bytes that are equal if the values are."""
+    pickler = _Values(found := io.BytesIO())
+    pickler.fast = True  # Equal objects are written each time.
+    pickler.dump(torch.load(path, weights_only=False))
+    return found.getvalue()

@@ -47,6 +47,45 @@ def carried(loop: ast.For | ast.While) -> set[str]:
     return found - (names_in(loop.target, ast.Store) if isinstance(loop, ast.For) else set())
 
 
+def bindings(node: ast.AST) -> Iterator[ast.Name]:
+    """Yield the names that a statement assigns, without those of functions and comprehensions inside."""
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+        yield node
+    for one in ast.iter_child_nodes(node) if not isinstance(node, _SCOPES) else ():
+        yield from bindings(one)
+
+
+def following(statements: list[ast.stmt], loop: ast.stmt) -> list[ast.stmt] | None:
+    """Return the statements of a function that follow a loop, also those after the blocks that contain it."""
+    for at, one in enumerate(statements):
+        if one is loop:
+            return statements[at + 1 :]
+        if one.lineno <= loop.lineno <= (one.end_lineno or 0):
+            for part in (getattr(one, name, []) for name in ("body", "orelse", "finalbody")):
+                if (found := following(part, loop)) is not None:
+                    return found + statements[at + 1 :]
+    return None
+
+
+def unassigned(statements: list[ast.stmt]) -> list[ast.Name]:
+    """Return the uses of names that statements read before they have assigned them."""
+    flow = _Flow()
+    flow.run(statements, set())
+    return [one for part in statements for one in _uses(part) if one.id in flow.read]
+
+
+def _uses(node: ast.AST) -> Iterator[ast.Name]:
+    if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+        yield node
+    for one in ast.iter_child_nodes(node) if not isinstance(node, _SCOPES[:2]) else ():
+        yield from _uses(one)
+
+
+_SCOPES = (
+    ast.FunctionDef, ast.Lambda, ast.ClassDef, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp,
+)  # fmt: skip
+
+
 class _Flow:
     """Finds the names that statements read before they have assigned them. Loops are taken to run at least once."""
 

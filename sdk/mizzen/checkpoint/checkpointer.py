@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
-from mizzen.checkpoint import loops
+from mizzen.checkpoint import loops, rng
 from mizzen.checkpoint.departure import Sender, StepAction
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError
 from mizzen.checkpoint.layout import Encoder
 from mizzen.checkpoint.module_layout import ModuleLayout
+from mizzen.checkpoint.optimizers import OptimizerWatch
 from mizzen.checkpoint.place import CheckpointSettings, Gang, Place, place_of
 from mizzen.checkpoint.presync import Unsent
 from mizzen.checkpoint.reader import Checkpoint, Reader, Skipped, read_latest
@@ -100,6 +101,7 @@ class Checkpointer(StateSaver):
         if interval_s is not None and not interval_s >= 0:
             raise ValueError(f"interval_s={interval_s}: must be 0 or more seconds")
         algorithm = checksums.known(chosen.checksum or checksums.fastest())
+        rng.spare_persistent_workers()
         notices.watch()
         watcher = notices.watcher()
         cadence = Cadence.from_environ(interval_s=interval_s, platform=watcher.platform if watcher else None)
@@ -128,6 +130,7 @@ class Checkpointer(StateSaver):
         self._tracked = Tracked({})
         self._own = set(OWN_PARTS)
         self._restored: loops.Stack = []
+        self._optimizers: OptimizerWatch | None = None
         self._first = _first_run(self.root, place, self._tracked) if verify else None
 
     @property
@@ -185,6 +188,9 @@ class Checkpointer(StateSaver):
                 can be loaded, and `settings.start_over` is not set.
         """
         self._restored = loops.stack()
+        self._optimizers = OptimizerWatch()
+        # A script that reads first how far the training is changes its objects before the restore.
+        self._tracked.tells_changes &= parts is None
         with self._loading():
             found = self._newest(self._tracked.layouts(check=self.writer))
             self._take(found)
@@ -238,7 +244,9 @@ class Checkpointer(StateSaver):
             if self._saved_step is None:
                 from mizzen.checkpoint.lost_positions import warn_of_lost_position  # It parses scripts.
 
-                warn_of_lost_position([*self._tracked.objects, self.progress], self._restored, stacklevel=2)
+                objects, optimizers = [*self._tracked.objects, self.progress], self._optimizers
+                untold = (lambda: optimizers.told(self._tracked.state(step))) if optimizers else None
+                warn_of_lost_position(objects, self._restored, untold, stacklevel=2)
             if action is StepAction.SAVE:
                 self._roots.only(reach)
                 done = self.try_save(step, self._tracked.capture(step), own=self._own, background=self.background)

@@ -2,7 +2,8 @@
 
 import gc
 import warnings
-from collections.abc import Collection, Iterator, MutableMapping
+from collections.abc import Callable, Collection, Iterator, MutableMapping
+from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
@@ -20,7 +21,9 @@ _IN_ORDER = ("SequentialSampler", "DistributedSampler", "_InfiniteConstantSample
 """Samplers whose iterations begin at the beginning. Others may begin at the position of the training."""
 
 
-def warn_of_lost_position(tracked: Collection[Any], restored: loops.Stack, stacklevel: int) -> None:
+def warn_of_lost_position(
+    tracked: Collection[Any], restored: loops.Stack, optimizers: Callable[[], str | None] | None, stacklevel: int
+) -> None:
     """Issue a `CheckpointWarning` if a restart of the script would not continue exactly.
 
     See `repeats` for loops and their variables. Or the training is within an iteration of torch's loader that cannot be
@@ -30,12 +33,14 @@ def warn_of_lost_position(tracked: Collection[Any], restored: loops.Stack, stack
     Args:
         tracked: the tracked objects.
         restored: the functions that were running when the script called `restore`.
+        optimizers: returns what optimizers train or keep that is not tracked (`OptimizerWatch.told`).
         stacklevel: as in `warnings.warn`.
     """
-    try:
-        found = repeats.told(restored, _values(tracked))
-    except Exception:  # Attributes of the script's objects may raise anything: a warning must not end the training.
-        found = None
+    found = None
+    for tell in (optimizers, lambda: repeats.told(restored, _values(tracked))):
+        # Attributes of the script's objects may raise anything: a warning must not end the training.
+        with suppress(Exception):
+            found = found or (tell and tell())
     message = (
         f"a restart of this script would not continue exactly. {found}" if found else _lost_iteration(tracked, restored)
     )
@@ -46,6 +51,12 @@ def warn_of_lost_position(tracked: Collection[Any], restored: loops.Stack, stack
 def _values(tracked: Collection[Any]) -> repeats.Values:
     data, nn = loaded("torch.utils.data.dataloader"), loaded("torch")
     kept = {id(one) for one in tracked}
+
+    def is_kept(value: Any) -> bool:
+        # Also an object whose attributes are tracked, as by `track(stopper=vars(stopper))`, and the Checkpointer.
+        return any(
+            id(one) in kept for one in (value, getattr(value, "__dict__", value), getattr(value, "progress", value))
+        )
 
     def is_position(value: Any) -> bool:
         if id(value) not in kept or (nn is not None and isinstance(value, nn.nn.Module | nn.optim.Optimizer)):
@@ -71,7 +82,7 @@ def _values(tracked: Collection[Any]) -> repeats.Values:
             return None
         return drawn
 
-    return repeats.Values(is_position, is_loader, is_plain, lambda value: id(value) in kept, generator, _saved(tracked))
+    return repeats.Values(is_position, is_loader, is_plain, is_kept, generator, _saved(tracked))
 
 
 def _saved(tracked: Collection[Any]) -> set[str]:
@@ -133,7 +144,9 @@ def _lost_iteration(tracked: Collection[Any], restored: loops.Stack) -> str | No
         draws = isinstance(sampler, drawing) and sampler.generator is None
         unmoved = getattr(sampler, "is_unmoved", False)
         is_followed = followed & {id(found._dataset), id(sampler), id(found._index_sampler)}
-        if not is_followed and _order(found._index_sampler, "is_saved") is None:
+        # The dataset of a stream is its position.
+        orders = _order(found._index_sampler, "is_saved"), getattr(found._dataset, "is_saved", None)
+        if not is_followed and orders == (None, None):
             draws |= has_dropout
         if (draws or unmoved) and not repeats.is_look(found, restored):
             advice = _UNMOVED if unmoved else f"Track it: {repeats.PLAIN}"

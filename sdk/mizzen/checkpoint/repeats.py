@@ -16,7 +16,7 @@ from types import FrameType, GeneratorType
 from typing import Any
 
 from mizzen.checkpoint import loops
-from mizzen.checkpoint.carried import Uses, carried, name_of, names_in, root_of
+from mizzen.checkpoint.carried import Uses, bindings, carried, following, name_of, names_in, root_of, unassigned
 from mizzen.checkpoint.own_attributes import SELF, OwnAttributes, is_own, own_attributes
 from mizzen.checkpoint.random_draws import Draws
 
@@ -98,7 +98,11 @@ class _Place:
         self.names |= own
         around = [one for one in ast.walk(tree) if isinstance(one, ast.stmt) and _contains(one, self.line)]
         functions = [one for one in around if isinstance(one, ast.FunctionDef)]
-        self.body = max(functions, key=lambda one: one.lineno).body if functions else tree.body
+        function = max(functions, key=lambda one: one.lineno, default=None)
+        self.body = function.body if function else tree.body
+        self.given = (
+            {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} if function else set[str]()
+        )
         found = [one for one in around if isinstance(one, ast.For | ast.While) and not _repeats(one, restored_at)]
         first = self.body[0].lineno if self.body else 0
         self.loops = sorted((one for one in found if one.lineno >= first), key=lambda one: -one.lineno)
@@ -125,6 +129,8 @@ class _Place:
                 return found
             if found := self._forgets(loop):
                 return found
+        if is_inner and self.loops and (found := self._unset(self.loops[0])):
+            return found
         if is_called:
             assigned = [one for part in self.body for one in ast.walk(part) if isinstance(one, ast.Assign)]
             for called in (one for one in assigned if _contains(one, self.line)):
@@ -269,6 +275,24 @@ class _Place:
                 f"line {made[0].lineno}: after a restart, each later epoch would begin at the restored position, too. "
                 f"Create the loader in the loop over the epochs, or track it: {PLAIN}"
             )
+        return None
+
+    def _unset(self, loop: ast.For | ast.While) -> str | None:
+        """Tell a variable that only the loop sets but later lines use, if the loop may have no passes left."""
+        rest = loop.test if isinstance(loop, ast.While) else loop.iter
+        if not self.is_known(rest) or (isinstance(rest, ast.Call) and name_of(rest) not in (*_RANGES, *_PASSING)):
+            return None
+        bound = self.given | {one.id for part in self.body for one in bindings(part) if one.lineno < loop.lineno}
+        bound |= {
+            name for one in ast.walk(self.tree) if isinstance(one, ast.Global | ast.Nonlocal) for name in one.names
+        }
+        later = unassigned(following(self.body, loop) or [])
+        for one in sorted(later, key=lambda one: one.lineno):
+            if one.id in {each.id for each in bindings(loop)} - bound and not is_own(one.id):
+                return (
+                    f"line {one.lineno}: {one.id} is not set after a restart from the last pass of the loop of line "
+                    f"{loop.lineno}. Set it before that loop, too"
+                )
         return None
 
     def _is_key(self, loop: ast.For) -> bool:

@@ -62,6 +62,28 @@ def restore_shared(state: dict[str, Any]) -> None:
         torch.cuda.set_rng_state_all(cuda[:devices])
 
 
+def spare_persistent_workers() -> None:
+    """Make a loader with persistent workers, but without a generator, draw its base seed without a trace.
+
+    It draws one number from the global generator when its workers start: once in a training, but also after each
+    restart, within the restored numbers.
+    """
+    data, torch = loaded("torch.utils.data.dataloader"), loaded("torch")
+    if data is None or hasattr(data._BaseDataLoaderIter, "_mizzen_spares"):
+        return
+    create = data._BaseDataLoaderIter.__init__
+
+    def created(iterator: Any, loader: Any) -> None:
+        is_spared = loader.persistent_workers and loader.generator is None
+        before = torch.get_rng_state() if is_spared else None
+        create(iterator, loader)
+        if before is not None:
+            torch.set_rng_state(before)
+
+    data._BaseDataLoaderIter.__init__ = created
+    data._BaseDataLoaderIter._mizzen_spares = True
+
+
 class HeldGenerators:
     """Loaded states of the global random generators, which the first loader that resumes its iteration sets, once."""
 

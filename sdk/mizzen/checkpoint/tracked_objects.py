@@ -11,6 +11,7 @@ from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch, TrainingWatch
 from mizzen.checkpoint.manifest import check_part_name
 from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
+from mizzen.checkpoint.optimizers import AddedGroups
 from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.verified_part import VerifiedPart
@@ -52,6 +53,11 @@ class Tracked:
         """The tracked objects, without wrappers."""
         self._gradients = GradientWatch()
         self._frozen = FrozenParameters()
+        self._added = AddedGroups()
+        self._sizes: dict[str, int] = {}
+        """Number of entries of each module at the restore."""
+        self.tells_changes = True
+        """Whether to warn, once, of a part whose entries the training changes."""
         self._training = TrainingWatch()
         self._held: rng.HeldGenerators | None = None
         """Set when a tracked loader resumes its iteration."""
@@ -88,6 +94,7 @@ class Tracked:
             begin()
         self._training.begin(self._modules.values())
         self._frozen.begin(self._modules)
+        self._added.begin(self._modules)
 
     @property
     def objects(self) -> list[Any]:
@@ -110,6 +117,8 @@ class Tracked:
             layout = None
             try:
                 state, module = _noted(name, "capturing", save), self._modules.get(name)
+                if hasattr(module, "named_parameters"):
+                    self._sizes[name] = len(state)
                 layout = quick_layout(name, module, state)
                 if layout is None and (flat := parts.check(name, state)):
                     layout = module_layout(module, flat)
@@ -131,7 +140,20 @@ class Tracked:
             self._captures = False
         self.has_stepped = True
         self._gradients.captured(step, self._modules)
+        self._tell_change(next((name for name, size in self._sizes.items() if len(state[name]) != size), None))
         return state
+
+    def _tell_change(self, part: str | None) -> None:
+        """Warn, once, that a part has other entries than at the start; None: no part."""
+        if part is None or not self.tells_changes:
+            return
+        self.tells_changes = False
+        message = (
+            f"part {part!r}: the training has changed its entries, so a start that makes the same change only later "
+            'cannot load this checkpoint. Call checkpointer.restore(parts=["progress"]) first, make the changes that '
+            'were made before checkpointer.progress["step"], then call restore()'
+        )
+        warnings.warn(message, CheckpointWarning, stacklevel=4)
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the current state: part name to value. Its tensors are live: save or copy it before the next step."""
@@ -140,6 +162,7 @@ class Tracked:
         self.progress["step"] = step
         state = {name: _noted(name, "capturing", save) for name, (save, _) in self._parts.items()}
         self._frozen.add(state)
+        self._tell_change(self._added.add(state, self._modules))
         held = self._held
         shared = rng.capture_shared() if held is None or held.is_set else held.state
         return state | {RNG: shared, PROGRESS: self._progress()}
@@ -172,6 +195,7 @@ class Tracked:
             SystemExit: see `VerifiedPart.fill`.
         """
         wanted = self._wanted(state, missing_ok, extra_ok, parts)
+        self._added.begin(self._modules)
         with ExitStack() as undo:
             undo.callback(rng.restore_shared, rng.capture_shared())
             refill = Refill(undo, self._modules)
@@ -183,6 +207,7 @@ class Tracked:
                     _noted(name, "restoring", refill.fill, name, self._modules[name], value)
                 else:
                     undo.callback(_put_back, name, load, _kept(name, save))
+                    value = self._added.restore(name, value, self._modules, undo)
                     _noted(name, "restoring", load, value)
             if PROGRESS in wanted:
                 refill.fill(PROGRESS, self.progress, state[PROGRESS])

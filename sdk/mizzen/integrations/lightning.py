@@ -219,6 +219,7 @@ class ResilientCallback(Callback):
         self._sums: dict[str, Any] = {}
         self._frozen = FrozenParameters()
         self._step = 0
+        self._is_epoch_over = False
 
     def latest(self) -> str | None:
         """Load the newest valid checkpoint and return its path, for `ckpt_path`. Return None if there is none.
@@ -242,7 +243,7 @@ class ResilientCallback(Callback):
         # Lightning's hooks come before what follows them, such as a validation, callbacks that monitor a metric, or a
         # plateau schedule, which would be missing in a training that resumes from a checkpoint of a hook.
         _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
-        _after(trainer.fit_loop, "on_advance_end", partial(self._act, trainer))
+        _after(trainer.fit_loop, "on_advance_end", partial(self._end_epoch, trainer))
         _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer))
         self._frozen.begin({_FROZEN: pl_module})
         _go_on_averaging(trainer, pl_module)
@@ -308,6 +309,17 @@ class ResilientCallback(Callback):
         fit = trainer.fit_loop
         if not (fit.epoch_loop._is_training_done or (trainer.should_stop and fit._can_stop_early)):
             self._act(trainer)
+
+    def _end_epoch(self, trainer: Trainer) -> None:
+        self._is_epoch_over = True
+        self._act(trainer)
+        self._is_epoch_over = False
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        """Drop the positions of loaders that Lightning creates again for the next epoch, with other data perhaps."""
+        del pl_module
+        if self._is_epoch_over and trainer.reload_dataloaders_every_n_epochs:
+            checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = []
 
     def _act(self, trainer: Trainer) -> None:
         """Save if a save is due. After a notice, save a last time if there is enough time, and exit."""

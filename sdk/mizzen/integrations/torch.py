@@ -42,7 +42,7 @@ class ResumableSampler(DataPosition, Sampler[int]):
     `world_size`, the epoch is padded with its first indices, as in torch's `DistributedSampler`.
     """
 
-    saved = ("seed", "size", "epoch", "position", "steps")
+    saved = ("seed", "size", "length", "epoch", "position", "steps")
     fixed = ("seed", "size")
 
     def __init__(
@@ -60,7 +60,9 @@ class ResumableSampler(DataPosition, Sampler[int]):
             ValueError: the dataset is empty, or `rank` is not in 0 .. `world_size` - 1.
         """
         super().__init__(seed)
-        self.size = len(dataset)
+        self._dataset = dataset
+        self.size = self.length = len(dataset)
+        """The sizes of the dataset when the sampler was created, and when the epoch began: it may grow."""
         self.shuffle = shuffle
         self.rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         self.world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
@@ -86,9 +88,16 @@ class ResumableSampler(DataPosition, Sampler[int]):
 
     def __len__(self) -> int:
         """Return the number of samples of a whole epoch for this rank."""
-        return math.ceil(self.size / self.world_size)
+        if not self.position:
+            self.length = len(self._dataset)
+        return math.ceil(self.length / self.world_size)
 
     def __iter__(self) -> Iterator[int]:
+        if self.position and len(self._dataset) != self.length:
+            raise StateError(
+                f"the dataset has {len(self._dataset)} samples, but had {self.length} when this epoch began: set that "
+                "length before the epoch is resumed"
+            )
         self._restore_generators()
         rest = self._order()[self.position + self.rank : self.total : self.world_size].tolist()
         if not rest:
@@ -102,10 +111,11 @@ class ResumableSampler(DataPosition, Sampler[int]):
             yield found
 
     def _order(self) -> torch.Tensor:
-        order = torch.arange(self.size)
+        total = self.total
+        order = torch.arange(self.length)
         if self.shuffle:
-            order = torch.randperm(self.size, generator=self.generator("order"))
-        return order.repeat(math.ceil(self.total / self.size))[: self.total]
+            order = torch.randperm(self.length, generator=self.generator("order"))
+        return order.repeat(math.ceil(total / max(self.length, 1)))[:total]
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the beginning of `epoch`. If it is the current epoch, the position is not changed."""
@@ -127,7 +137,7 @@ class ResumableSampler(DataPosition, Sampler[int]):
         Raises:
             StateError: the seed or the size of the dataset has changed, so the used samples cannot be determined.
         """
-        super().load_state_dict(state)
+        super().load_state_dict({"length": state.get("size")} | state)  # Older checkpoints have one size.
         self.position = min(self.position, self.total)
 
     def resume_generators(self, held: rng.HeldGenerators) -> bool:
