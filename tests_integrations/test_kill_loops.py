@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests_integrations.kill_loops import EXACT, FOLDER, TRAININGS, kill_loop, results
-from tests_integrations.scripts import Signal, run
+from tests_integrations.scripts import Aim, Signal, run
 
 TODAY = datetime.datetime.now(datetime.UTC).toordinal() % 10
 
@@ -48,6 +48,15 @@ def test_averaging_goes_on_in_the_middle_of_an_epoch(tmp_path: Path) -> None:
     # An epoch has four steps, and averaging begins with the second one.
     for steps in (7, 4, 4):
         assert run(script, tmp_path / "killed", Signal(signal.SIGKILL, steps), **told).code == -signal.SIGKILL
+    assert run(script, tmp_path / "killed", **told).code == 0
+    assert results(tmp_path / "killed") == results(tmp_path / "whole")
+
+
+def test_the_last_epoch_of_averaging_has_no_gradients(tmp_path: Path) -> None:
+    """Killed before the epoch that only updates batch norms, a training ends as without: it has no old gradients."""
+    script, told = FOLDER / "lightning_swa.py", {"MIZZEN_CHECKPOINT_URI": "ckpt", "MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+    assert run(script, tmp_path / "whole", **told).code == 0
+    assert run(script, tmp_path / "killed", Aim("iterating", 6), **told).code == -signal.SIGKILL
     assert run(script, tmp_path / "killed", **told).code == 0
     assert results(tmp_path / "killed") == results(tmp_path / "whole")
 

@@ -311,6 +311,11 @@ class ResilientCallback(Callback):
             self._act(trainer)
 
     def _end_epoch(self, trainer: Trainer) -> None:
+        if any(isinstance(one, StochasticWeightAveraging) for one in trainer.callbacks):
+            # In its last epoch, which trains nothing, Lightning steps with the gradients that are left: no checkpoint
+            # has them.
+            for optimizer in trainer.optimizers:
+                optimizer.zero_grad()
         self._is_epoch_over = True
         self._act(trainer)
         self._is_epoch_over = False
