@@ -36,7 +36,7 @@ from rms.bid import bid_in
 from rms.gang import Planner
 from rms.region import RegionColumns as Columns
 from tests.activities import oracle
-from tests.activities.random_walk import Walk
+from tests.activities.random_walk import FLEET, Walk
 from tests.activities.world import World, job
 from tests.depth import examples
 
@@ -91,7 +91,7 @@ def test_what_is_held_decides_like_everything_read_anew(database: Engine, tmp_pa
     """After many random operations the state in memory gives the same ranks, plans and reasons as a full read."""
     chance = random.Random(seed)
     world = World(database, tmp_path)
-    walk = Walk(world, seed)
+    walk = Walk(world, seed, FLEET)
     state = SchedulerState(world.engine, world.settings.scheduler)
     others: list[Callable[[], None]] = [
         lambda: _touch(world, chance), lambda: _abort(world, chance), lambda: _quota(world, chance),
