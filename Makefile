@@ -59,7 +59,7 @@ demo-lending: setup
 serve-demo: setup
 	@$(BIN)/python -m rigs.demos.serving $(ARGS)
 
-# Replicas that answer 500, hang or are slow, an update, and scaling to zero and back, under load: eleven minutes;
+# Replicas that answer 500, hang or are slow, an update, and scaling to zero and back, under load: 22 minutes;
 # ARGS="SECONDS REQUESTS_PER_S ROUNDS" for another length. Fails if a figure misses its bar.
 serve-demo-faults: setup
 	@$(BIN)/python -m rigs.demos.serving.faults $(ARGS)

@@ -137,7 +137,7 @@ class ResumableSampler(DataPosition, Sampler[int]):
         Raises:
             StateError: the seed or the size of the dataset has changed, so the used samples cannot be determined.
         """
-        super().load_state_dict({"length": state.get("size")} | state)  # Older checkpoints have one size.
+        super().load_state_dict(state)
         self.position = min(self.position, self.total)
 
     def resume_generators(self, held: rng.HeldGenerators) -> bool:
