@@ -108,7 +108,7 @@ class ApiState:
         self.dispose()
 
     def dispose(self) -> None:
-        """Closes the connections to Postgres, also those that threads still use, when they return them."""
+        """Closes the idle connections to Postgres now, and each of the others when its thread returns it."""
         close_engine(self.engine)
         close_engine(self.authentication_engine)
 

@@ -45,7 +45,7 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
     kept = [Counter({m: n for m, n in one.machines if m in there}) for one in gang.placed]
     if 2 * sum(map(Counter.total, kept)) < sum(one.tasks for one in gang.placed):
         return None
-    fewest, jobs = _fewest(region, free, gang, kept), []
+    jobs = []
     for job, before, own in zip(gang.request.jobs, gang.placed, kept, strict=True):
         missing = before.tasks - own.total()
         if missing:
@@ -64,13 +64,16 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
                 there[machine] = less_free(there[machine], job, tasks)
             own = own + Counter(dict(added.machines))
         jobs.append(replace(before, machines=tuple(sorted(own.items()))))
-    if sum(len(one.machines) for one in jobs) > fewest:
+    if sum(len(one.machines) for one in jobs) > _fewest(region, free, gang, kept):
         return None
     return Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
 
 
 def _fewest(region: str, free: Iterable[MachineState], gang: DamagedGang, kept: Sequence[Counter[str]]) -> float:
-    """Returns on how many machines the gang would be if it were placed anew on what it keeps and what is free."""
+    """Returns the number of machines of a new place for the whole gang; inf: there is none.
+
+    The new place may use free resources and those that the gang keeps.
+    """
     machines = {one.id: one for one in free}
     for job, own in zip(gang.request.jobs, kept, strict=True):
         for machine, tasks in own.items():

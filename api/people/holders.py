@@ -38,7 +38,8 @@ def wanted_by(jobs: Iterable[JobView]) -> list[str]:
 def holders(session: Session, caller: Caller, types: Iterable[str]) -> dict[str, list[Holder]]:
     """Returns who holds GPUs of each type, or cores (`cpu`), the largest holder first.
 
-    The tenants that the caller may not see are one holder, the last. Types that nobody holds are left out.
+    All tenants that the caller may not see are counted together as one holder, which comes last. Types of which nothing
+    is held are left out.
     """
     found: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for tenant, kind, held in session.execute(_HELD, {"types": list(types)}):

@@ -141,8 +141,8 @@ def test_a_workload_does_not_grow(fleet: World, why: str) -> None:
 
 @pytest.mark.parametrize("regions", [1, 2])
 def test_workloads_that_grow_share_the_quota(world: World, regions: int) -> None:
-    """Two workloads have 2 of 1 to 8 tasks each, with a quota of 6 for both. When 4 slots become free for each of them,
-    one grows to 4 tasks. The other has nothing left of the quota, neither in this pass nor while the first one saves.
+    """Two elastic workloads have 2 tasks each, and their tenant has a quota of 6. When 4 slots become free for each of
+    them, one grows to 4 tasks, which uses up the quota. The other does not grow, also while the first one saves.
     """
     world.tenant("quota", 3, 6)
     elastic = []

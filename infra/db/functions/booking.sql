@@ -4,9 +4,9 @@
 -- null: the tasks have stopped already, so the attempt may be in any phase, and no message is sent), `candidate` (an
 -- `award_candidate`) and `frees`: the running attempt, if its next attempt may get slots that it holds.
 --
--- A booking holds its slots by allocations of the next attempt, so that nobody else gets them. When the running attempt
--- is released (`activities.lifecycle.handover`), they are deleted, and `award_plans` allocates the same slots in the
--- same transaction. Rows are locked in the order that `handover` describes.
+-- A booking inserts allocations for the next attempt, so that no other workload gets these slots. When the running
+-- attempt is released (`activities.lifecycle.handover`), these allocations are deleted, and `award_plans` allocates the
+-- same slots in the same transaction. Rows are locked in the order that `handover` describes.
 create function book_places(bookings jsonb) returns boolean
 language plpgsql set plan_cache_mode to 'force_generic_plan' as $$
 declare
