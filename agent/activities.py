@@ -8,20 +8,23 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from agent import tasks
+from agent.admission import Admission
 from agent.attempt_files import AttemptFiles
 from agent.bundled_runs import run_bundle
 from agent.config import AgentConfig
 from agent.disk import DiskPool, DiskWatch, reserve_report
 from agent.element_chunks import ElementChunk, cancel, known_results
-from agent.failures import is_disk_full, launch_failure, refusal
+from agent.element_runs import run_chunk
+from agent.failures import is_disk_full
 from agent.gpu_watch import GpuWatch
 from agent.heartbeats import attend_pause_s, detaching, heartbeats, pause_s
 from agent.intervals import set_pace
@@ -36,12 +39,11 @@ from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, prove
 from agent.staged import BadLaunch, StagedAttempt
 from agent.staging import Stager
-from agent.state import AttemptFolder, StateFolder
+from agent.state import StateFolder
 from agent.task_progress import read_progress
 from agent.task_readiness import Readiness
 from agent.task_watch import TaskWatch, next_look, notify, still_running
 from agent.tasks import NotStarted, RunFolder, TaskState
-from domain.blame import LaunchError
 from domain.protocol.activities import Activity
 from domain.protocol.bundles import BundleRun, RunBundle
 from domain.protocol.leases import CancelElements, ElementsRun, RunElements
@@ -60,10 +62,6 @@ from domain.protocol.machines import (
 if TYPE_CHECKING:
     from agent.network.uplink import Uplink
 
-_SHORT_S, _SHIP_S = 0.02, 0.5
-"""Shortest interval between checks of a chunk of array elements, and the interval between checks of their output."""
-_TRIES = 5
-"""Number of tries to start an attempt's tasks on this machine before the gang is placed elsewhere."""
 _log = logging.getLogger(__name__)
 
 
@@ -93,6 +91,7 @@ class NodeActivities:
         self._disk = DiskPool(config, state)
         self._stager = stager
         self._memory = stager.launches.memory
+        self._admission = Admission(config, state, lender, gpus)
         self._files = AttemptFiles(stager, shipping, outputs, lender)
         self._beat_s = config.heartbeat_interval_s
         self._locks = locks
@@ -118,14 +117,14 @@ class NodeActivities:
 
         Reserves a port for each job whose task 0 is on this machine. Ends older attempts of the workload first.
         """
-        self._check_machine(request.machine)
-        with detaching(), self._judging(request):
+        self._admission.check_machine(request.machine)
+        with detaching(), self._admission.judging(request):
             async with heartbeats(self._beat_s, self._preparing(request)):
                 if request.only_images:
                     await asyncio.to_thread(self._stager.fetch_images, request)
                     return NodePrepared(self._config.machine, self._config.address, {})
                 _, ports = await self._stage(request)
-                self._refuse_stopped(request.workload_id, request.attempt)
+                self._admission.refuse_stopped(request.workload_id, request.attempt)
         return NodePrepared(self._config.machine, self._config.address, ports)
 
     @activity.defn(name=Activity.RUN_NODE.value)
@@ -137,7 +136,7 @@ class NodeActivities:
     @activity.defn(name=Activity.RUN_BUNDLE.value)
     async def run_bundle(self, request: RunBundle) -> BundleRun:
         """Like `run`, for several attempts; returns soon after the first ones have ended, or after `limit_s`."""
-        self._check_machine(request.machine)
+        self._admission.check_machine(request.machine)
         with detaching():
             return await run_bundle(request, self._begin, self._until_ended)
 
@@ -154,39 +153,28 @@ class NodeActivities:
     @activity.defn(name=Activity.RUN_ELEMENTS.value)
     async def run_elements(self, request: RunElements) -> ElementsRun:
         """Runs leased elements in the attempt of a runner, and waits until they or the attempt have ended."""
-        self._check_machine(request.machine)
+        self._admission.check_machine(request.machine)
         folder = self._state.attempt(request.workload_id, request.attempt)
         with detaching():
-            began_s = next_beat_s = time.monotonic()
-            chunk = ElementChunk(folder, request.elements)
-            staged: StagedAttempt | None = None
-            while not chunk.is_over():
-                staged = staged or await asyncio.to_thread(self._stager.load, folder)
-                if staged is not None and await asyncio.to_thread(chunk.hand_over, staged):
-                    if chunk.is_done():
-                        break
-                    if time.monotonic() - chunk.shipped_s > _SHIP_S:
-                        self._files.ship_elements(staged)
-                        chunk.shipped_s = time.monotonic()
-                if time.monotonic() >= next_beat_s:
-                    activity.heartbeat(ElementsRun(chunk.results()))
-                    next_beat_s = time.monotonic() + pause_s(self._beat_s)
-                await asyncio.sleep(max(_SHORT_S, min(self._config.poll_interval_s, (time.monotonic() - began_s) / 20)))
-            if (staged := staged or await asyncio.to_thread(self._stager.load, folder)) is not None:
-                self._files.ship_elements(staged)
-            return ElementsRun(chunk.results(), chunk.is_over())
+            return await run_chunk(
+                ElementChunk(folder, request.elements),
+                partial(self._stager.load, folder),
+                self._files.ship_elements,
+                beat_s=self._beat_s,
+                poll_interval_s=self._config.poll_interval_s,
+            )
 
     @activity.defn(name=Activity.CANCEL_ELEMENTS.value)
     async def cancel_elements(self, request: CancelElements) -> None:
         """Stops elements of a runner's attempt; elements that were not started are never started."""
-        self._check_machine(request.machine)
+        self._admission.check_machine(request.machine)
         folder = self._state.attempt(request.workload_id, request.attempt)
         await asyncio.to_thread(cancel, folder, request.indexes)
 
     @activity.defn(name=Activity.ATTEND.value)
     async def attend(self, request: Attend) -> None:
         """Stops the attempts in `request.stop`, then sends the heartbeat `ready` until the agent ends."""
-        self._check_machine(request.machine)
+        self._admission.check_machine(request.machine)
         if request.incarnation != self._state.incarnation():
             message = f"machine {request.machine} was restarted since incarnation {request.incarnation}"
             raise ApplicationError(message, type="OtherIncarnation", non_retryable=True)
@@ -203,7 +191,7 @@ class NodeActivities:
                         async with asyncio.timeout(interval_s):
                             await self.gone.wait()
                     if self.gone.is_set():
-                        raise refusal(LaunchError.MACHINE_FAULT, self._without_folder(), final=True)
+                        raise self._admission.without_folder()
             finally:
                 self.attending -= 1
                 self.let_go.set()
@@ -211,13 +199,13 @@ class NodeActivities:
     @activity.defn(name=Activity.PACE_NODE.value)
     async def pace(self, request: Pace) -> None:
         """Tells the running tasks how often they should save. Runs that are not on this machine are ignored."""
-        self._check_machine(request.machine)
+        self._admission.check_machine(request.machine)
         await asyncio.to_thread(set_pace, self._state, request)
 
     @activity.defn(name=Activity.PROVE_KEY.value)
     async def prove_key(self, request: ProveKey) -> str:
         """Returns the proof that this machine still holds its registered key after a rotation to a new one."""
-        self._check_machine(request.machine)
+        self._admission.check_machine(request.machine)
         try:
             return prove(request.machine, self._state.private_keys(), request.challenge)
         except CannotUnseal as error:
@@ -244,74 +232,20 @@ class NodeActivities:
                 if self._state.is_started(folder) and (staged := self._stager.load(folder)) is not None:
                     await self._memory.listen(staged.launch, self._stager.launches.owner(staged))
 
-    # ------------------------------------------------------------------------------------------------- what may run
-
-    def _check_machine(self, machine: str) -> None:
-        if machine != self._config.machine:
-            raise refusal(LaunchError.WRONG_MACHINE, f"this is the agent of {self._config.machine}, not of {machine}")
-        if not self._state.is_there():
-            raise refusal(LaunchError.MACHINE_FAULT, self._without_folder(), final=True)
-
-    def _without_folder(self) -> str:
-        return f"the state folder {self._state.path} was deleted or replaced while the agent ran"
-
-    def _refuse_stopped(self, workload_id: str, attempt: int) -> None:
-        stopped = self._state.stopped_attempt(workload_id)
-        if attempt <= stopped:
-            self._state.attempt(workload_id, attempt).launch()  # Its damage is why it was stopped.
-            message = f"attempt {attempt} of {workload_id}: attempt {stopped} was stopped on this machine"
-            raise refusal(LaunchError.STOPPED_ATTEMPT, message)
-
-    def _refuse_taken(self, folder: AttemptFolder, slots: Sequence[int] = ()) -> None:
-        """Refuses to start tasks if the owner has taken the machine back, or GPUs in `slots`, or if their memory is not
-        free.
-
-        Tasks that already run are not affected: they get the owner's notice.
-        """
-        if self._lender.refuses(slots) and not self._state.is_started(folder):
-            what = "the machine" if self._lender.lending.is_whole else "GPUs of the machine"
-            raise refusal(LaunchError.TAKEN_BACK, f"the owner of {self._config.machine} has taken {what} back")
-        if self._gpus.unfreed & sum(1 << slot for slot in slots) and not self._state.is_started(folder):
-            message = f"memory of GPUs of {self._config.machine} is not free: an earlier task still occupies it"
-            raise refusal(LaunchError.MACHINE_FAULT, message)
-
-    def _refuse_open(self, staged: StagedAttempt) -> None:
-        """Refuses to start tasks with less isolation than they require: the mode may have changed since placement."""
-        own, required = self._config.isolation, staged.launch.isolation
-        if own.rank < required.rank and not self._state.is_started(staged.folder):
-            message = (
-                f"isolation {own} of {self._config.machine} is weaker than {required}, which the workload requires"
-            )
-            raise refusal(LaunchError.MACHINE_FAULT, message, final=True)
-
-    @contextlib.contextmanager
-    def _judging(self, request: PrepareNode | RunNode) -> Iterator[None]:
-        """Converts exceptions to launch errors (`domain.blame`).
-
-        A temporary error is retried on this machine. If no task has started after `_TRIES` tries, the error becomes
-        final, so that the gang is placed on other machines.
-        """
-        try:
-            yield
-        except Exception as error:
-            folder = self._state.attempt(request.workload_id, request.attempt)
-            final = activity.info().attempt >= _TRIES and not self._state.is_started(folder)
-            raise launch_failure(error, final=final) from None
+    # ------------------------------------------------------------------------------------------------------ staging
 
     async def _end_older(self, workload_id: str, attempt: int) -> None:
         """Ends older attempts of the workload. A request for `attempt` means that the control plane released them."""
         if attempt > 1:
             await self._end(workload_id, attempt - 1, 0.0)
 
-    # ------------------------------------------------------------------------------------------------------ staging
-
     async def _stage(self, request: PrepareNode | RunNode) -> tuple[StagedAttempt, dict[str, int]]:
         """Returns the staged attempt, and the ports of the jobs whose task 0 is on this machine.
 
         Refuses an attempt that was stopped, and ends older attempts first.
         """
-        self._refuse_stopped(request.workload_id, request.attempt)
-        self._refuse_taken(self._state.attempt(request.workload_id, request.attempt))
+        self._admission.refuse_stopped(request.workload_id, request.attempt)
+        self._admission.refuse_taken(self._state.attempt(request.workload_id, request.attempt))
         await self._end_older(request.workload_id, request.attempt)
 
         def stage() -> tuple[StagedAttempt, dict[str, int]]:
@@ -322,7 +256,7 @@ class NodeActivities:
                 request.bucket_url,
                 request.launch_sha256,
             )
-            self._refuse_open(staged)
+            self._admission.refuse_weaker(staged)
             jobs = request.leads_jobs
             return staged, {} if jobs is None else self._stager.launches.ports.reserve(staged.folder, jobs)
 
@@ -348,13 +282,15 @@ class NodeActivities:
 
     async def _begin(self, request: RunNode) -> tuple[StagedAttempt, DiskWatch | None]:
         """Starts the attempt's tasks, unless they were started before."""
-        self._check_machine(request.machine)
-        with self._judging(request):
+        self._admission.check_machine(request.machine)
+        with self._admission.judging(request):
             async with heartbeats(self._beat_s, self._preparing(request)):
                 staged, masters = await self._prepared(request)
                 async with self._locks.of(request.workload_id):
-                    self._refuse_stopped(request.workload_id, request.attempt)
-                    self._refuse_taken(staged.folder, [slot for place in staged.places for slot in place.slots])
+                    self._admission.refuse_stopped(request.workload_id, request.attempt)
+                    self._admission.refuse_taken(
+                        staged.folder, [slot for place in staged.places for slot in place.slots]
+                    )
                     return staged, await self._start(staged, masters)
 
     async def _until_ended(self, staged: StagedAttempt, disk: DiskWatch | None) -> NodeOutcome:

@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import time
 from collections.abc import Collection, Sequence
 from signal import SIGUSR1
 from typing import Any
@@ -40,8 +39,6 @@ class ElementChunk:
         self._handed = False
         self._read_bytes = 0
         self._results: dict[tuple[int, int], ElementResult] = {}
-        self.shipped_s = time.monotonic()
-        """When the output of the elements was last checked, by `time.monotonic`."""
 
     def hand_over(self, staged: StagedAttempt) -> bool:
         """Gives the elements to the lane, if it runs and does not have them. Returns whether it has them."""
