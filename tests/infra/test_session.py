@@ -65,3 +65,11 @@ def test_a_closed_engine_leaves_no_connection(database_url: str) -> None:
     assert all(one is not None and one.closed for one in connections)  # type: ignore[attr-defined]
     with pytest.raises(InvalidRequestError, match="closed"):
         engine.connect()
+
+
+def test_statements_are_not_compiled_just_in_time(database: Engine) -> None:
+    """Compilation takes seconds where Postgres overestimates the cost of a statement of milliseconds."""
+    with database.connect() as connection:
+        assert connection.exec_driver_sql("show jit").scalar_one() == "off"
+        connection.rollback()
+        assert connection.exec_driver_sql("show jit").scalar_one() == "off"
