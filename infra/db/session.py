@@ -19,6 +19,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 
 from infra.errors import ConfigurationError
 
+OLDEST_POSTGRES = 15
+"""The oldest major version of Postgres that mizzen is tested with."""
 _IDLE_S = 5.0
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -45,6 +47,8 @@ def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mi
     A connection that was idle for `_IDLE_S` is tested with a statement. For other connections it only checks whether
     the server has sent anything, because a server that shuts down closes its connections.
 
+    Each new connection of the engine raises ConfigurationError if the server does not suit (`refuse_server`).
+
     Raises:
         ConfigurationError: `database_url` is not a Postgres URL.
     """
@@ -55,7 +59,7 @@ def open_engine(database_url: str, *, pool_size: int = 8, application: str = "mi
         pool_use_lifo=True,  # Prefer the last used connections, on which statements are already prepared.
         connect_args={"application_name": application, "connect_timeout": 5},
     )
-    event.listen(engine, "connect", _prepare)
+    event.listen(engine, "connect", _prepare, insert=True)  # Before SQLAlchemy's first statement.
     event.listen(engine, "checkin", _note_use)
     event.listen(engine, "checkout", partial(_test, engine))
     return engine
@@ -82,14 +86,31 @@ def _close(connection: Any, _: ConnectionPoolEntry) -> None:
 
 
 def _prepare(connection: Any, _: ConnectionPoolEntry) -> None:
-    """Switches off just-in-time compilation, which Postgres chooses by the estimated cost of a statement.
+    """Checks the server, and switches off just-in-time compilation.
 
-    In tables of some 100,000 rows it takes seconds for statements that run in milliseconds. This is a statement because
-    connection poolers refuse `options` of a connection.
+    Postgres chooses it by the estimated cost of a statement. In tables of some 100,000 rows it takes seconds for
+    statements that run in milliseconds. This is a statement because connection poolers refuse `options`.
     """
+    refuse_server(connection.info.server_version, connection.info.parameter_status("server_encoding"))
     connection.autocommit = True
     connection.execute("set jit = off")
     connection.autocommit = False
+
+
+def refuse_server(version: int, encoding: str | None) -> None:
+    """Checks a server's `server_version_num` and a database's encoding.
+
+    Raises:
+        ConfigurationError: mizzen does not run with them.
+    """
+    major = version // 10_000
+    if major < OLDEST_POSTGRES:
+        raise ConfigurationError(f"database: its server is Postgres {major}; must be {OLDEST_POSTGRES} or newer")
+    if encoding != "UTF8":
+        raise ConfigurationError(
+            f"database: its encoding is {encoding}; must be UTF8: \"create database NAME encoding 'UTF8' template"
+            ' template0"'
+        )
 
 
 def _note_use(_: Any, record: ConnectionPoolEntry) -> None:

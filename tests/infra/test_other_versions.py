@@ -11,10 +11,12 @@ import pytest
 from sqlalchemy import Engine, text
 
 from infra.db.migrate import current, upgrade
-from infra.db.session import open_engine, transaction
+from infra.db.session import close_engine, open_engine, refuse_server, transaction
+from infra.errors import ConfigurationError
 from infra.keys import load_master_key
 from infra.stack.ports import free_port
 from infra.stack.postgres import EmbeddedPostgres
+from tests.databases import Databases
 from tests.depth import few
 from tests.proxies.gateway.site import certificate
 from tests.stack.harness import processes_of
@@ -106,3 +108,22 @@ def test_roles_refuse_the_database_of_an_old_version(database: Engine, arguments
     error = done.stderr.strip().splitlines()[-1]
     assert f"revision {OLD}" in error and "left unchanged" in error and "empty database" in error
     assert _state(database) == before
+
+
+def test_a_database_of_another_encoding_is_refused(databases: Databases) -> None:
+    """The error says how to create one that suits."""
+    url = databases.create("template0 encoding 'SQL_ASCII' locale 'C'")
+    engine = open_engine(url)
+    try:
+        with pytest.raises(ConfigurationError, match="encoding is SQL_ASCII; must be UTF8"):
+            upgrade(engine)
+    finally:
+        close_engine(engine)
+        databases.drop(url)
+
+
+def test_an_old_server_is_refused() -> None:
+    """The oldest supported version is in `docs/operating.md`, too."""
+    with pytest.raises(ConfigurationError, match="Postgres 14; must be 15 or newer"):
+        refuse_server(140012, "UTF8")
+    refuse_server(150000, "UTF8")
