@@ -97,6 +97,22 @@ async def test_a_launch_without_an_answer_says_so(site: Site) -> None:
     await site.rounds_until(lambda: codes() == ["joined"], "the machine is ready")
 
 
+async def test_an_end_without_an_answer_says_so(site: Site) -> None:
+    """An instance that its provider does not end has the provider's error as its reason, until it is gone."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "a machine is ready")
+    site.provider.faults = lambda method: "away" if method == "terminate" else ""
+    site.pool(0)
+
+    def codes() -> list[str]:
+        return [str(row.reason["code"]) for row in site.rows() if row.reason]
+
+    await site.rounds_until(lambda: codes() == ["end_unconfirmed"], "the instance gives its reason")
+    site.provider.faults = lambda method: ""
+    await site.rounds_until(lambda: codes() == ["pool_shrinks"], "the instance is gone, for its own reason")
+    assert site.phases() == {"gone": 1}
+
+
 async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
     """If a provider ignores client tokens, a duplicate machine is found by its tag, terminated and recorded."""
     site.provider.knows_tokens = False
