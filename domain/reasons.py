@@ -102,6 +102,7 @@ class ReasonCode(StrEnum):
     LAUNCHING = "launching"
     LAUNCH_UNCONFIRMED = "launch_unconfirmed"
     PENDING_AT_PROVIDER = "pending_at_provider"
+    END_UNCONFIRMED = "end_unconfirmed"
     AWAITING_AGENT = "awaiting_agent"
     JOINED = "joined"
     POOL_SHRINKS = "pool_shrinks"
@@ -312,6 +313,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ),
     ReasonCode.LAUNCHING: "launching {machine_type} ({kind}) in {zone} at {provider}, for pool {pool}",
     ReasonCode.LAUNCH_UNCONFIRMED: "{provider} has not confirmed the launch, which is repeated: {words}",
+    ReasonCode.END_UNCONFIRMED: "{provider} has not confirmed the end, which is requested again: {words}",
     ReasonCode.PENDING_AT_PROVIDER: (
         "{provider} has accepted the launch and has not started the machine: {words}"
         "{starts_at:?; it expects to start it at {starts_at}}"

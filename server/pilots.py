@@ -3,6 +3,7 @@
 The agents run as this user and connect to the gateway with a machine's key. An operator of the cluster is not needed.
 """
 
+import os
 import re
 import secrets
 import shlex
@@ -34,7 +35,8 @@ _NODE = ("cpus", "memory", "gpus", "gpu_type", "gres")
 _SETTING = re.compile(r"^(?:partitions\.jobs\.|machine_types\.node\.)?(?P<name>[a-z_]+)(?=:)")
 _QUEUED_S = 7 * 86400
 """How long a job may wait in Slurm's queue: the key is valid for this time plus the job's time limit."""
-_FOLDER = Path("~/.mizzen/pilots")
+_FOLDER = "~/.mizzen/pilots"
+_FOLDER_VARIABLE = "MIZZEN_PILOTS_FOLDER"
 _COLUMNS = (
     Column("PILOT", lambda p: p["pilot"]),
     Column("JOB", lambda p: p["job"] or "-"),
@@ -101,6 +103,9 @@ class PilotOptions:
     tenant: str | None = option(help="The tenant (default: that of the API key).")
     address: str = option(default="$(hostname -f)", show_default=True, help="Address at which nodes reach each other.")
     state_dir: Path = option(type=click.Path(path_type=Path), default=Path("/tmp"), help="Local folder of the nodes.")
+    folder: str = option(
+        default=_FOLDER, show_default=True, envvar=_FOLDER_VARIABLE, help="Folder for keys and logs that nodes share."
+    )
     prepare: str = option(default="", help="Shell commands before the agent, such as 'module load python'.")
     job: PilotJobOptions = included(PilotJobOptions)
 
@@ -227,8 +232,11 @@ def _provider(given: PilotOptions | None = None) -> "SlurmProvider":
     from infra.documents import problem_lines
     from infra.errors import ConfigurationError
 
-    folder = _FOLDER.expanduser()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder = Path(os.environ.get(_FOLDER_VARIABLE, _FOLDER) if given is None else given.folder).expanduser().absolute()
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--folder: {error}") from None
     body: dict[str, Any] = {"region": "none", "folder": str(folder), "agent": "false", "partitions": {"jobs": {}}}
     body["machine_types"] = {"node": {}}
     if given is not None:

@@ -67,12 +67,7 @@ class InstanceActivities:
                 record_refusal(session, ref.instance, request.offer, refused)
             return False
         except ProviderUnavailable as error:
-            detail = {"provider": request.offer.provider, "words": str(error)}
-            with transaction(self._engine) as session:
-                row = session.get_one(InstanceRow, ref.instance, with_for_update=True)
-                if row.native_id is None:
-                    row.reason = Reason(ReasonCode.LAUNCH_UNCONFIRMED, detail).to_json()
-            raise ApplicationError(str(error), type="ProviderUnavailable") from None
+            raise self._unconfirmed(ref, ReasonCode.LAUNCH_UNCONFIRMED, error) from None
         with transaction(self._engine) as session:
             row = session.get_one(InstanceRow, ref.instance, with_for_update=True)
             if row.native_id is None:
@@ -150,7 +145,15 @@ class InstanceActivities:
                     provider.terminate(one)
                 return not known or not _live(provider, ref.instance)
         except ProviderUnavailable as error:
-            raise ApplicationError(str(error), type="ProviderUnavailable") from None
+            raise self._unconfirmed(ref, ReasonCode.END_UNCONFIRMED, error) from None
+
+    def _unconfirmed(self, ref: InstanceRef, code: ReasonCode, error: ProviderUnavailable) -> ApplicationError:
+        """Writes the error of a request as the instance's reason; returns the error with which the activity fails."""
+        with transaction(self._engine) as session:
+            row = session.get_one(InstanceRow, ref.instance, with_for_update=True)
+            if row.native_id is None or code is ReasonCode.END_UNCONFIRMED:
+                row.reason = Reason(code, {"provider": row.provider, "words": str(error)}).to_json()
+        return ApplicationError(str(error), type="ProviderUnavailable")
 
     @contextmanager
     def _ask(self) -> Iterator[None]:

@@ -114,14 +114,19 @@ class PoolKeeper:
     # ------------------------------------------------------------------------------------------ ledger and providers
 
     def _compare(self, provider: Provider, found: Sequence[FoundMachine], now_s: float) -> LedgerDifferences:
+        """Compares a provider's list with its instances. Two providers may list the same account or cluster."""
         with transaction(self._engine) as session:
-            rows = session.execute(
-                select(InstanceRow.id, InstanceRow.native_id, func.extract("epoch", InstanceRow.launched_at)).where(
-                    InstanceRow.provider == provider.name, InstanceRow.gone_at.is_(None)
-                )
-            )
-            entries = {id_: LedgerEntry(native, None if at is None else float(at)) for id_, native, at in rows}
-        return compare(entries, found, now_s, provider.lists_late_s)
+            at_s = func.extract("epoch", InstanceRow.launched_at)
+            live = select(InstanceRow.id, InstanceRow.provider, InstanceRow.native_id, at_s)
+            rows = session.execute(live.where(InstanceRow.gone_at.is_(None))).all()
+        entries = {
+            id_: LedgerEntry(native, None if at is None else float(at))
+            for id_, owner, native, at in rows
+            if owner == provider.name
+        }
+        others = {id_ for id_, *_ in rows} - entries.keys()
+        own = [machine for machine in found if machine.instance not in others]
+        return compare(entries, own, now_s, provider.lists_late_s)
 
     def _resolve(self, name: str, provider: Provider, differences: LedgerDifferences) -> None:
         """Terminates machines without an owner, and marks missing instances as lost, if the previous round agreed."""

@@ -173,7 +173,7 @@ class StartForecaster:
                 free, machines, RunningColumns(ends_s[k], pools, amounts, counted, first, on, gpus),
                 WaitingColumns(
                     classes[order], allowed, needs, sizes, reserves > 0, places, np.array(counts)[order], shown,
-                    np.roll(runs_s, -k, axis=0)[:, order],
+                    np.roll(runs_s, -k, axis=0).take(order, axis=1),  # An index would change the layout of the array.
                 ), HORIZON_S,
             )[shown]
             for k in range(FUTURES)

@@ -16,6 +16,8 @@ from capacity.pools import Pool
 from capacity.provider import FoundMachine, LaunchRefused, LaunchRequest, Refusal
 from capacity.providers.registry import STATIC
 from capacity.providers.static import StaticProvider
+from capacity.providers.trace.provider import TraceProvider
+from capacity.providers.trace.settings import TraceProviderSettings
 from domain import ids
 from domain.capacity import CapacityKind
 from domain.lifecycle.instances import InstancePhase
@@ -24,7 +26,7 @@ from domain.reasons import Reason, ReasonCode
 from infra.db.capacity import PoolRow
 from infra.db.models import Cluster, ClusterPrice, Machine, Workload
 from tests.activities.world import World, job
-from tests.capacity.site import Site
+from tests.capacity.site import CLOUD, Site
 from tests.capacity.unreliable import Unreliable
 
 
@@ -95,6 +97,22 @@ async def test_a_launch_without_an_answer_says_so(site: Site) -> None:
     await site.rounds_until(lambda: codes() == ["joined"], "the machine is ready")
 
 
+async def test_an_end_without_an_answer_says_so(site: Site) -> None:
+    """An instance that its provider does not end has the provider's error as its reason, until it is gone."""
+    site.pool(1)
+    await site.rounds_until(lambda: site.phases().get("ready") == 1, "a machine is ready")
+    site.provider.faults = lambda method: "away" if method == "terminate" else ""
+    site.pool(0)
+
+    def codes() -> list[str]:
+        return [str(row.reason["code"]) for row in site.rows() if row.reason]
+
+    await site.rounds_until(lambda: codes() == ["end_unconfirmed"], "the instance gives its reason")
+    site.provider.faults = lambda method: ""
+    await site.rounds_until(lambda: codes() == ["pool_shrinks"], "the instance is gone, for its own reason")
+    assert site.phases() == {"gone": 1}
+
+
 async def test_a_second_machine_is_ended_and_counted(site: Site) -> None:
     """If a provider ignores client tokens, a duplicate machine is found by its tag, terminated and recorded."""
     site.provider.knows_tokens = False
@@ -122,6 +140,19 @@ async def test_what_nobody_owns_is_ended_when_it_is_found_again(site: Site) -> N
     assert site.natives() == set()
     (told,) = site.events("instance.without_owner")
     assert told == {"provider": "sim", "native_id": "tr-in-stranger", "instance": "in-stranger", "why": "stray"}
+
+
+async def test_two_providers_of_one_account(site: Site) -> None:
+    """Machines that another provider launched are not without an owner, although both providers list them."""
+    twin = TraceProvider("twin", TraceProviderSettings.model_validate(CLOUD), site.cloud)
+    keeper = PoolKeeper(site.world.engine, site.settings, site.client, {"twin": twin, "sim": site.provider})
+    site.pool(2, providers=["sim"])
+    await site.rounds_until(lambda: site.phases().get("ready") == 2, "two machines are ready", keeper)
+    there = site.natives()
+    for _ in range(3):
+        await keeper.round()
+        await asyncio.sleep(site.settings.capacity.interval_s)
+    assert (site.natives(), site.events("instance.without_owner")) == (there, [])
 
 
 async def test_what_the_provider_took_is_lost_and_replaced(site: Site) -> None:

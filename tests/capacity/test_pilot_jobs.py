@@ -9,6 +9,7 @@ _LINE = {
     "JobID": "7", "State": "RUNNING", "exit_code": "0", "RestartCnt": "0", "SubmitTime": "100", "StartTime": "200",
     "EndTime": "1000", "PreemptTime": "N/A", "NodeList": "n1", "Name": "in-1", "Comment": "mizzen:1", "Reason": "None",
 }  # fmt: skip
+_LOG = "its log is in-1.log in the provider's folder"
 
 
 def _job(**columns: str) -> PilotJob:
@@ -60,8 +61,8 @@ def _number(number: int | None) -> dict[str, object]:
         (["RUNNING"], 0, None, False, None),
         (["RUNNING", "CONFIGURING"], 0, None, True, None),
         (["CANCELLED", "COMPLETING"], 0, None, False, None),
-        (["FAILED"], 3, None, False, "its agent ended with exit status 3 (NonZeroExitCode)"),
-        (["FAILED"], None, 9, False, "its agent ended with signal 9 (NonZeroExitCode)"),
+        (["FAILED"], 3, None, False, f"its agent ended with exit status 3 (NonZeroExitCode); {_LOG}"),
+        (["FAILED"], None, 9, False, f"its agent ended with signal 9 (NonZeroExitCode); {_LOG}"),
     ],
 )
 def test_jobs_of_slurmrestd(

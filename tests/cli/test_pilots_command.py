@@ -26,6 +26,7 @@ def _without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--time", "soon"], "'--time': soon: must be a duration"),
         (["--time", "1m"], "mizzen: --time: must be at least 120"),
         (["--partition", "a b"], "mizzen: --partition: must match"),
+        (["--folder", "/dev/null/pilots"], "mizzen: --folder: [Errno 20] Not a directory"),
         (["--gpu-type", "a100", "--gpus", "99"], "'--gpus': 99 is not in the range"),
     ],
 )

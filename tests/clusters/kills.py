@@ -38,7 +38,7 @@ def run_faults(
     faults = faults_of(scratch, seen)
     try:
         load.start()
-        site.until_ready(1)
+        site.until_ready(1, PATIENCE_S)
         faults.run(each, EVERY_S)
         lasted_s = time.monotonic() - began_s
         load.stop()

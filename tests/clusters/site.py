@@ -47,9 +47,9 @@ class ClusterSite(ABC):
         """Returns the instances, the newest first."""
         return list(self.up.client().instances(gone=gone))
 
-    def until_ready(self, count: int) -> list[dict[str, Any]]:
+    def until_ready(self, count: int, timeout_s: float = 90.0) -> list[dict[str, Any]]:
         """Waits until this many instances are ready; returns them."""
-        wait_until(lambda: len(self._ready()) >= count, f"{count} machines are ready")
+        wait_until(lambda: len(self._ready()) >= count, f"{count} machines are ready", timeout_s)
         return self._ready()
 
     def _ready(self) -> list[dict[str, Any]]:

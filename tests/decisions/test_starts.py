@@ -102,6 +102,14 @@ def _on_machines(k: int, end: Running, machines: list[tuple[int, int]]) -> Runni
     return at_s, pool, sum(gpus for _, gpus in own), array, own
 
 
+def test_a_longer_queue_is_not_compiled_again() -> None:
+    """The schedule has one set of argument types, which an installation compiles in advance, however many wait."""
+    for waiting in (1, 3):
+        demands = [WaitingDemand(f"w{k}", ("t", "1"), 1, 1, 1, 1) for k in range(waiting)]
+        StartForecaster().forecast(1.0, demands, [HeldAmount("v", ("t", "1"), 0, 1, 0.0)], [1])
+    assert len(list_schedule.signatures) == 1  # type: ignore[attr-defined]
+
+
 def test_remaining_run_times_are_those_above_the_age() -> None:
     """Of run times 1 h and 10 h, only 10 h is left after 2 h; groups without run times use those of the group above."""
     history = RunHistory()

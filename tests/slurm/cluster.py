@@ -186,9 +186,10 @@ class SlurmCluster:
         """Starts slurmctld. It continues with the state of the previous one."""
         self._run("slurmctld", "-D", "-i")
 
-    def start_node(self, name: str) -> None:
-        """Starts the slurmd of a node."""
-        self._run("slurmd", "-D", "-N", name, label=name)
+    def start_node(self, name: str, without: Path | None = None) -> None:
+        """Starts the slurmd of a node. `without`: a folder that is empty there, as one that the nodes do not share."""
+        hide = [] if without is None else ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', without]
+        self._run(*map(str, hide), "slurmd", "-D", "-N", name, label=name)
 
     def kill(self, label: str) -> None:
         """Kills a daemon: `slurmctld`, or the slurmd of the node with this name."""

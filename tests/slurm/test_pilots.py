@@ -45,6 +45,7 @@ class SlurmUser:
         os.chown(self._home, USER.pw_uid, USER.pw_gid)
         key = there.up.client().create_key("submitter", tenant)["key"]
         self._environ = {"HOME": str(self._home), "PATH": slurm.environ["PATH"], "SLURM_CONF": str(slurm.conf)}
+        self._environ["MIZZEN_PILOTS_FOLDER"] = str(self._home / "keys")
         self._environ |= {"MIZZEN_API": f"http://127.0.0.1:{there.up.port}", "MIZZEN_API_KEY": key}
         (ca := self._home / "ca.crt").write_bytes((there.up.data / "run" / "gateway.crt").read_bytes())
         gateway = json.loads((there.up.data / "run" / "agents.yaml").read_text())["temporal"]["address"]
@@ -55,6 +56,7 @@ class SlurmUser:
         shape = ["--cpus", "2", "--memory", "1GiB", "--gpus", "1", "--gpu-type", "a100", "--gres", "gpu:a100:1"]
         place = ["--partition", "batch", "--region", "hpc", "--state-dir", str(self._home)]
         self.run("pilots", "--slurm", "--nodes", str(nodes), "--time", "1h", *place, *shape, *self._gateway)
+        assert not (self._home / ".mizzen" / "pilots").exists()
 
     def pilots(self) -> list[dict[str, Any]]:
         """Returns what `mizzen pilots` lists."""

@@ -220,6 +220,26 @@ def test_nodes_that_are_drained_or_fail(transport: str) -> None:
         slurm.until(lambda: _of(provider, other).ended in words, "the job ended with its node")
 
 
+def test_what_a_node_lacks(transport: str) -> None:
+    """Where nodes do not share the folder of the pilots, or have no agent, the reasons of the ends say so."""
+    with cluster(1, rest=transport == "rest") as slurm:
+        (home := slurm.folder / "home").mkdir()
+        (folder := home / "pilots").mkdir()
+        for without, agent, words in (
+            (folder, "sleep 600 #", agent_exits.SAID[agent_exits.NO_SECRETS]),
+            (home, "sleep 600 #", "node n1 could not start the job"),
+            (None, "/nowhere/mizzen agent", agent_exits.SAID[agent_exits.NOT_FOUND]),
+            (None, "sh -c 'exit 3' #", "its agent ended with exit status 3 (NonZeroExitCode); its log is in-"),
+        ):
+            slurm.kill("n1")
+            slurm.start_node("n1", without)
+            slurm.until(lambda: slurm.states()["n1"] == "idle", "the node is idle")
+            provider = provider_on(slurm, transport, folder=str(folder), agent=agent)
+            job = provider.launch(request_for(_offer(provider)))
+            slurm.until(lambda: _of(provider, job).ended is not None, "the job has ended")  # noqa: B023
+            assert (_of(provider, job).ended or "").startswith(words)
+
+
 def test_a_job_that_slurm_starts_again_ends(transport: str) -> None:
     """A pilot that a site requeues exits at once, and says so."""
     with _cluster(transport, 1) as (slurm, provider):

@@ -11,7 +11,7 @@ ENDS = {
     "CANCELLED": "the job was cancelled (scancel, or an administrator)",
     "COMPLETED": "its agent has ended",
     "DEADLINE": "the job could not start before its deadline",
-    "FAILED": "its agent ended with {end} ({reason})",
+    "FAILED": "its agent ended with {end} ({reason}); its log is {name}.log in the provider's folder",
     "NODE_FAIL": "node {nodes} has failed",
     "OUT_OF_MEMORY": "the job used more memory than it has",
     "PREEMPTED": "Slurm preempted the job",
@@ -23,6 +23,8 @@ _WAITING = {"CONFIGURING", "PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD",
 _COMPLETING = "it was cancelled (scancel) or preempted, has reached its time limit, or its agent has ended"
 """Slurm names the reason only when all processes of the job have ended."""
 _REFUSED = "BadConstraints"
+_NOT_STARTED = "JobLaunchFailure"
+"""The reason of a job whose script was not started, for example because the folder of its log is not on the node."""
 FIELDS = {
     "JobID": 20, "State": 20, "exit_code": 12, "RestartCnt": 8, "SubmitTime": 20, "StartTime": 20, "EndTime": 20,
     "PreemptTime": 20, "NodeList": 80, "Name": 64, "Comment": 64, "Reason": 160,
@@ -129,11 +131,16 @@ class PilotJob:
         said = ENDS.get(self.state)
         if said is None:
             return None
+        if self.state == "FAILED" and self.reason == _NOT_STARTED:
+            return (
+                f"node {self.nodes} could not start the job ({_NOT_STARTED}): the provider's folder is not there, or its "
+                f"user may not write there; the log of the node's slurmd says more"
+            )
         status, by = _end(self._exit)
         if self.state == "FAILED" and status in agent_exits.SAID:
             return agent_exits.SAID[status]
         end = f"signal {by}" if by else f"exit status {status}"
-        return said.format(nodes=self.nodes, end=end, reason=self.reason)
+        return said.format(nodes=self.nodes, end=end, reason=self.reason, name=self.name)
 
 
 def _seconds(text: str) -> float | None:

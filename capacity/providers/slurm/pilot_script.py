@@ -90,6 +90,7 @@ def script(settings: SlurmSettings, request: LaunchRequest) -> str:
         # The signal of `--signal` may come while the agent starts. It is only a hint, and must not end the job.
         "trap '' USR1",
         # A second job of this instance finds no file, and ends.
+        f"[ -r {file} ] || exit {agent_exits.NO_SECRETS}",
         f". {file}",
         f"rm -f {file}",
         *(_in_ledger(request.instance) if request.join_token else []),
