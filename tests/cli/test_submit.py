@@ -191,7 +191,15 @@ def test_options_change_fields_of_the_document(
             "'NOT_SET_HERE' is not NAME=VALUE, and no variable of this name is set in this shell",
         ),
         (["--env", "1=x"], "a variable's name must have letters"),
-        (["--tasks", "0"], "0 is not in the range x>=1"),
+        (["--tasks", "0"], "'0': must be at least 1 task, not 0"),
+        (["--tasks", "0:3"], "'0:3': must be at least 1 task, not 0"),
+        (["--tasks", "-2"], "'-2' must be a number, such as 4, or the fewest and the most, such as 2:16"),
+        (["--tasks", "16:2"], "'16:2': the most tasks, 2, must be at least the fewest, 16"),
+        (["--tasks", "2:"], "'2:' must be a number, such as 4, or the fewest and the most, such as 2:16"),
+        (["--tasks", "2:4:8"], "'2:4:8' must be a number"),
+        (["--tasks", "two"], "'two' must be a number"),
+        (["--tasks", "²"], "'²' must be a number"),
+        (["--tasks", "2:100000000"], "jobs[0].tasks.max: must be an integer from 1 to"),
         (["--from", "wl-x"], "give either FILES or --from WORKLOAD"),
     ],
 )
@@ -201,6 +209,25 @@ def test_wrong_changes_are_told(
     """Nothing is submitted, and the message names the option or the field."""
     assert run(["submit", write(), *options]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_range_of_tasks_makes_the_job_elastic(as_vision: Service, write: Callable[..., str], capsys: Capture) -> None:
+    """`--tasks 2:16` of `submit` and `run` is `tasks: {min: 2, max: 16}`; with several jobs, the message has that form.
+
+    3:3 is the number 3. `--interactive` accepts no range.
+    """
+    elastic = {"min": 2, "max": 16}
+    for given, tasks in (("2:16", elastic), ("3:3", 3)):
+        for command in (["submit", write()], ["run", "--no-files", "-d"]):
+            after = ["--", "true"] if command[0] == "run" else []
+            assert run([*command, "--tasks", given, "-o", "json", *after]) == 0
+            [workload] = json.loads(capsys.readouterr().out)
+            assert workload["spec"]["jobs"][0]["tasks"] == tasks
+    jobs = [{"name": name, "tasks": 1, "run": "true"} for name in ("a", "b")]
+    assert run(["submit", write(jobs=jobs), "--tasks", "2:16"]) == 2
+    assert "use --set 'jobs.NUMBER.tasks={min: 2, max: 16}'" in capsys.readouterr().err
+    assert run(["run", "-i", "--no-files", "--tasks", "1:2", "true"]) == 2
+    assert "--interactive: is for one task" in capsys.readouterr().err
 
 
 def test_the_document_of_a_workload_can_be_submitted(as_vision: Service, submit: Submit, capsys: Capture) -> None:

@@ -3,6 +3,7 @@
 The API checks the result. Here only a field that the document cannot have is an error.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -12,6 +13,7 @@ import click
 
 from mizzen_client.cli.session import complete_tenant, complete_workload, label_option
 
+_TASKS = re.compile("([0-9]{1,9})(?::([0-9]{1,9}))?")
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -23,7 +25,8 @@ class Overrides:
     name: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     env: Mapping[str, str] = field(default_factory=dict)
-    tasks: int | None = None
+    tasks: "int | dict[str, int] | None" = None
+    """A number, or the fewest and the most as `min` and `max`."""
     array: str | None = None
     after: tuple[str, ...] = ()
     """Dependencies that are added to those of the document."""
@@ -56,10 +59,31 @@ class Overrides:
                 _merge(job, "env", self.env)
         if self.tasks is not None and jobs:
             if len(jobs) > 1:
-                message = f"--tasks: the document has {len(jobs)} jobs; use --set jobs.NUMBER.tasks={self.tasks}"
+                value = str(self.tasks).replace("'", "")
+                message = f"--tasks: the document has {len(jobs)} jobs; use --set 'jobs.NUMBER.tasks={value}'"
                 raise click.UsageError(message)
             jobs[0]["tasks"] = self.tasks
         return out
+
+
+class Tasks(click.ParamType["int | dict[str, int]"]):
+    """A number of tasks, or the fewest and the most tasks of an elastic job: `4`, `2:16`."""
+
+    name = "NUMBER[:MOST]"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "int | dict[str, int]":
+        """Return the field `tasks` of a job."""
+        if not isinstance(value, str):
+            return value  # type: ignore[no-any-return]
+        match = _TASKS.fullmatch(value)
+        if match is None:
+            self.fail(f"{value!r} must be a number, such as 4, or the fewest and the most, such as 2:16", param, ctx)
+        fewest, most = int(match[1]), int(match[2] or match[1])
+        if fewest < 1:
+            self.fail(f"{value!r}: must be at least 1 task, not {fewest}", param, ctx)
+        if most < fewest:
+            self.fail(f"{value!r}: the most tasks, {most}, must be at least the fewest, {fewest}", param, ctx)
+        return fewest if match[2] is None else {"min": fewest, "max": most}
 
 
 def override_options(command: F) -> F:
@@ -70,7 +94,7 @@ def override_options(command: F) -> F:
             click.option("--name", help="Use this name instead of the document's."),
             label_option("Add a label"),
             env_option,
-            click.option("--tasks", type=click.IntRange(min=1), help="Use this number of tasks."),
+            click.option("--tasks", type=Tasks(), help="Use this number of tasks, or the fewest and the most: 2:16."),
             array_option,
             after_option,
             not_before_option,

@@ -13,7 +13,7 @@ from mizzen.cli.values import BadValue, seconds
 from mizzen_client.cli.exits import Exit, exit_of
 from mizzen_client.cli.interactive import LINGER_S, attach, waiting_task
 from mizzen_client.cli.log_commands import print_logs
-from mizzen_client.cli.overrides import after_option, array_option, env_option, not_before_option
+from mizzen_client.cli.overrides import Tasks, after_option, array_option, env_option, not_before_option
 from mizzen_client.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
 from mizzen_client.cli.submit import say_end
 from mizzen_client.cli.workload_commands import WORKLOAD_COLUMNS
@@ -43,7 +43,11 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
 @click.option("--cpus", type=float, help="Cores of each task (default: 1).")
 @click.option("--memory", metavar="SIZE", help="Memory of each task, such as 16GiB (default: 1GiB).")
 @click.option(
-    "--tasks", type=click.IntRange(min=1), default=1, show_default=True, help="Number of tasks, which start together."
+    "--tasks",
+    type=Tasks(),
+    default=1,
+    show_default=True,
+    help="Number of tasks, which start together, or the fewest and the most: 2:16.",
 )
 @array_option
 @click.option("--name", help="The workload's name (default: that of the program).")
@@ -100,7 +104,7 @@ def run(
     The files of the current folder are uploaded, without those that .gitignore and .mizzenignore list. Ctrl-C asks
     whether to detach or to cancel; if stdin is no terminal, it cancels. Write `--` before a command that has options.
     """
-    if interactive and (detach or options["tasks"] > 1 or options["array"]):
+    if interactive and (detach or options["tasks"] != 1 or options["array"]):
         raise click.UsageError("--interactive: is for one task that is followed, without --detach, --tasks and --array")
     try:
         linger_s = seconds(linger, above_zero=True)
@@ -146,7 +150,7 @@ def _document(
     gpus: tuple[str, ...],
     cpus: float | None,
     memory: str | None,
-    tasks: int,
+    tasks: int | dict[str, int],
     array: str | None,
     name: str | None,
     tenant: str | None,

@@ -71,7 +71,7 @@ def submit(
     name: str | None,
     labels_: dict[str, str],
     env: dict[str, str],
-    tasks: int | None,
+    tasks: int | dict[str, int] | None,
     array: str | None,
     after: tuple[str, ...],
     not_before: str | None,
