@@ -9,6 +9,7 @@ from typing import Any
 
 from mizzen.checkpoint import loops, repeats, rng
 from mizzen.checkpoint.errors import CheckpointWarning
+from mizzen.checkpoint.restored_names import Values
 from mizzen.checkpoint.tensors import loaded
 
 _UNMOVED = (
@@ -48,7 +49,7 @@ def warn_of_lost_position(
         warnings.warn(message, CheckpointWarning, stacklevel=stacklevel + 1)
 
 
-def _values(tracked: Collection[Any]) -> repeats.Values:
+def _values(tracked: Collection[Any]) -> Values:
     data, nn = loaded("torch.utils.data.dataloader"), loaded("torch")
     kept = {id(one) for one in tracked}
 
@@ -82,7 +83,7 @@ def _values(tracked: Collection[Any]) -> repeats.Values:
             return None
         return drawn
 
-    return repeats.Values(is_position, is_loader, is_plain, is_kept, generator, _saved(tracked))
+    return Values(is_position, is_loader, is_plain, is_kept, generator, _saved(tracked))
 
 
 def _saved(tracked: Collection[Any]) -> set[str]:

@@ -10,8 +10,7 @@ The analysis follows names. If it cannot tell, it is silent, because a warning i
 import ast
 import linecache
 import sysconfig
-from collections.abc import Callable, Iterator, Set
-from dataclasses import dataclass
+from collections.abc import Iterator
 from types import FrameType, GeneratorType
 from typing import Any
 
@@ -19,10 +18,8 @@ from mizzen.checkpoint import loops
 from mizzen.checkpoint.carried import Uses, bindings, carried, following, name_of, names_in, root_of, unassigned
 from mizzen.checkpoint.own_attributes import SELF, OwnAttributes, is_own, own_attributes
 from mizzen.checkpoint.random_draws import Draws
+from mizzen.checkpoint.restored_names import RANGES, RestoredNames, Values
 
-_RESTORING = {"restore", "progress", "load_latest", "latest"}
-"""Attributes that yield restored values."""
-_RANGES = ("range", "trange")
 _PASSING = ("enumerate", "tqdm", "zip", "islice", "iter")
 """Functions that yield items of an iterable."""
 _MANY = 100
@@ -34,24 +31,6 @@ ENDLESS = (
     "itertools.cycle repeats the batches of one epoch, and its position is not saved: use "
     "itertools.chain.from_iterable(itertools.repeat(loader)) with a tracked ResumableLoader"
 )
-
-
-@dataclass
-class Values:
-    """Tells the kinds of the values of a script's variables."""
-
-    is_position: Callable[[Any], bool]
-    """Whether a value is a tracked object that may hold a position."""
-    is_loader: Callable[[Any], bool]
-    """Whether it is a torch loader whose position is tracked."""
-    is_plain: Callable[[Any], bool]
-    """Whether it is a torch loader in order, or an iterator of one, whose position is not tracked."""
-    is_kept: Callable[[Any], bool]
-    """Whether it is any tracked object."""
-    generator: Callable[[Any], Any]
-    """The value itself if it is a random generator, or that of a loader's order; None if a tracked object has it."""
-    saved: Set[str]
-    """Names of variables and attributes that the script's own functions save."""
 
 
 def told(restored: loops.Stack, values: Values) -> str | None:
@@ -109,13 +88,12 @@ class _Place:
         """The loops that contain the line, the innermost first. A loop that also contains the call of `restore` is left
         out: each of its passes restores."""
         self.loaders = {name for name, value in self.names.items() if values.is_loader(value)}
-        self._known = {name for name, value in self.names.items() if values.is_position(value)} | self.loaders
-        self._known |= {name for name in self.names if name.removeprefix(SELF) in values.saved}
+        known = {name for name, value in self.names.items() if values.is_position(value)} | self.loaders
+        known |= {name for name in self.names if name.removeprefix(SELF) in values.saved}
         if values.is_kept(frame.f_locals.get("self")):
-            self._known |= own.keys()
-        self._attributes = set(_RESTORING)
-        self._functions = {one.name for one in tree.body if isinstance(one, ast.FunctionDef)}
-        self._spread()
+            known |= own.keys()
+        restored = RestoredNames(tree, self.names, known, values)
+        self._known, self.is_known, self._value = restored.known, restored.is_known, restored.value
         self._is_called = not restored_at
         """Whether the training calls this function again and again."""
         self.is_returned = False
@@ -152,63 +130,6 @@ class _Place:
             return found
         return draws.untracked(self.loops, self.is_known, self.values.generator)
 
-    def is_known(self, node: ast.AST) -> bool:
-        """Return whether an expression depends on the restored state."""
-        if isinstance(node, ast.Call) and name_of(node) == "len":
-            return False
-        if isinstance(node, ast.Call) and name_of(node) in self._functions:
-            return name_of(node) in self._known
-        if isinstance(node, ast.Name):
-            return node.id in self._known or (is_own(node.id) and node.id.removeprefix(SELF) in self._attributes)
-        if isinstance(node, ast.Attribute):
-            value = self._value(node)
-            if node.attr in self._attributes or self.values.is_position(value) or self.values.is_loader(value):
-                return True
-        return any(self.is_known(one) for one in ast.iter_child_nodes(node))
-
-    def _spread(self) -> None:
-        """Find the variables, attributes and functions that depend on the restored state."""
-        functions: dict[str, tuple[ast.FunctionDef, int]] = {}
-        for one in ast.walk(self.tree):
-            if isinstance(one, ast.ClassDef):
-                for method in one.body:
-                    if isinstance(method, ast.FunctionDef):
-                        functions[one.name if method.name == "__init__" else method.name] = method, 1
-            elif isinstance(one, ast.FunctionDef):
-                functions.setdefault(one.name, (one, 0))
-        size = -1
-        while size != len(self._known) + len(self._attributes):
-            size = len(self._known) + len(self._attributes)
-            for one in ast.walk(self.tree):
-                self._spread_from(one, functions)
-
-    def _spread_from(self, one: ast.AST, functions: dict[str, tuple[ast.FunctionDef, int]]) -> None:
-        if isinstance(one, ast.Assign | ast.AnnAssign | ast.NamedExpr) and one.value and self.is_known(one.value):
-            for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
-                stored = names_in(target, ast.Store)
-                self._known |= stored
-                self._attributes |= {name.removeprefix(SELF) for name in stored if is_own(name)}
-                self._attributes |= {part.attr for part in ast.walk(target) if isinstance(part, ast.Attribute)}
-        elif isinstance(one, ast.For) and name_of(one.iter) in _RANGES and self.is_known(one.iter):
-            self._known |= names_in(one.target, ast.Store)
-        elif isinstance(one, ast.FunctionDef):
-            inner = [part.value for part in ast.walk(one) if isinstance(part, ast.Return | ast.Yield | ast.YieldFrom)]
-            if any(part is not None and not isinstance(part, ast.Tuple) and self.is_known(part) for part in inner):
-                self._known.add(one.name)
-                self._attributes.add(one.name)
-        elif isinstance(one, ast.Call) and name_of(one) in functions:
-            function, offset = functions[name_of(one)]
-            parameters = [part.arg for part in function.args.args][offset:]
-            given = [*zip(parameters, one.args, strict=False), *((part.arg, part.value) for part in one.keywords)]
-            self._known |= {name for name, value in given if name and self.is_known(value)}
-
-    def _value(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Name):
-            return self.names.get(node.id)
-        if isinstance(node, ast.Attribute):
-            return getattr(self._value(node.value), "__dict__", {}).get(node.attr)  # Not a property, which may compute.
-        return None
-
     def _begins_again(self, loop: ast.For, is_inner: bool) -> str | None:
         passed = list(_passed(loop.iter))
         values = [self._value(one) for one in passed]
@@ -226,7 +147,7 @@ class _Place:
             return None
         if is_plain or (is_inner and any(name_of(one) == "DataLoader" for one in passed)):
             return f"line {loop.lineno}: the epoch would begin again. Track the loader: {PLAIN}"
-        is_range = any(name_of(one) in _RANGES for one in passed)
+        is_range = any(name_of(one) in RANGES for one in passed)
         pairs = zip(passed, values, strict=True)
         unknown = any(isinstance(one, ast.Name | ast.Attribute) and value is None for one, value in pairs)
         is_new = is_range or (is_inner and not any(_is_opaque(value) for value in values))
@@ -257,7 +178,7 @@ class _Place:
 
     def _is_limited(self, loop: ast.For, passed: list[ast.expr]) -> bool:
         """Return whether a loop takes a fixed number of batches, by `islice` or a range beside the loader."""
-        if any(name_of(one) in _RANGES and not self.is_known(one) for one in passed):
+        if any(name_of(one) in RANGES and not self.is_known(one) for one in passed):
             return True
         calls = [one for one in ast.walk(loop.iter) if isinstance(one, ast.Call) and name_of(one) == "islice"]
         return any(not any(self.is_known(part) for part in one.args[1:]) for one in calls)
@@ -280,7 +201,7 @@ class _Place:
     def _unset(self, loop: ast.For | ast.While) -> str | None:
         """Tell a variable that only the loop sets but later lines use, if the loop may have no passes left."""
         rest = loop.test if isinstance(loop, ast.While) else loop.iter
-        if not self.is_known(rest) or (isinstance(rest, ast.Call) and name_of(rest) not in (*_RANGES, *_PASSING)):
+        if not self.is_known(rest) or (isinstance(rest, ast.Call) and name_of(rest) not in (*RANGES, *_PASSING)):
             return None
         bound = self.given | {one.id for part in self.body for one in bindings(part) if one.lineno < loop.lineno}
         bound |= {
