@@ -211,7 +211,7 @@ def test_an_objects_own_error_names_the_part() -> None:
         ({"model": 3}, r"part 'model': builtins.int cannot be tracked; use an object with state_dict"),
         ({"model": (print, 3)}, r"part 'model': builtins.tuple cannot be tracked"),
         ({"a/b": {}}, r"part 'a/b': a name must be"),
-        ({"rng": {}}, r"part 'rng' is always tracked"),
+        ({"rng": {}}, r"part 'rng' is saved by mizzen itself"),
         ({"progress": Model()}, r"part 'progress': is a Model; must be a dict"),
         ({"table": {}}, r"part 'table' is already tracked"),
     ],

@@ -40,7 +40,7 @@ class Refill:
 
     def _mapping(self, target: MutableMapping[Any, Any], content: Mapping[Any, Any], path: str) -> None:
         items = {
-            key: self._filled(target[key], new, f"{path}/{key}") if key in target else new
+            key: self.filled(target[key], new, f"{path}/{key}") if key in target else new
             for key, new in content.items()
         }
         self._replaced += [f"{path}/{key}" for key in items if key in target and _is_stale(target, key, items[key])]
@@ -50,7 +50,7 @@ class Refill:
     def _sequence(self, target: Any, content: Any, path: str) -> None:
         old = len(target)
         items = [
-            self._filled(target[index], new, f"{path}/{index}") if index < old else new
+            self.filled(target[index], new, f"{path}/{index}") if index < old else new
             for index, new in enumerate(content)
         ]
         both = range(min(old, len(items)))
@@ -58,7 +58,7 @@ class Refill:
         self._undo.callback(_set_sequence, target, list(target))
         _set_sequence(target, items)
 
-    def _filled(self, old: Any, new: Any, path: str) -> Any:
+    def filled(self, old: Any, new: Any, path: str) -> Any:
         """Return `old`, filled with `new`; or `new`, if it does not fit."""
         if isinstance(old, MutableMapping) and isinstance(new, Mapping):
             self._mapping(old, new, path)
@@ -69,7 +69,7 @@ class Refill:
             self._sequence(old, new, path)
             return old
         if isinstance(old, tuple) and isinstance(new, tuple) and len(old) == len(new):
-            items = [self._filled(one, two, f"{path}/{n}") for n, (one, two) in enumerate(zip(old, new, strict=True))]
+            items = [self.filled(one, two, f"{path}/{n}") for n, (one, two) in enumerate(zip(old, new, strict=True))]
             return (
                 old if all(one is two for one, two in zip(items, old, strict=True)) else tuple.__new__(type(new), items)
             )
@@ -110,11 +110,12 @@ class Refill:
             torch = loaded("torch")
             modules = [module for module in self._modules.values() if isinstance(module, torch.nn.Module)]
             owned = [one for module in modules for one in (*module.parameters(), *module.buffers())]
-            self._taken = {_storage(one) for one in owned} - {0}
-        return _storage(tensor) in self._taken
+            self._taken = {storage(one) for one in owned} - {0}
+        return storage(tensor) in self._taken
 
 
-def _storage(tensor: Any) -> int:
+def storage(tensor: Any) -> int:
+    """Return the address of a tensor's memory; 0 if it has none of its own."""
     try:
         return int(tensor.untyped_storage().data_ptr())
     except (RuntimeError, NotImplementedError):  # It has no memory of its own, for example because it is sparse.

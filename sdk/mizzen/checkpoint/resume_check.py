@@ -23,6 +23,7 @@ from types import FunctionType
 from typing import Any, TypeAlias
 
 from mizzen.checkpoint import differences, parts, rng
+from mizzen.checkpoint.attributes import ATTRIBUTES
 from mizzen.checkpoint.errors import CheckpointError, StateError
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.root_view import open_checkpoints
@@ -97,7 +98,8 @@ def _verify(train_step: Callable[[Any], object], make: Callable[[], State], step
             straight.train(before + step)
             resumed.train(before + step)
         left, right = straight.capture(before + step), resumed.capture(before + step)
-        found = list(differences.between(left, right))
+        # An attribute of a module may hold a time.
+        found = [one for one in differences.between(left, right) if one.path.split("/")[0] != ATTRIBUTES]
         if found:
             raise _error(found, step, stuck=step > 0 and _is_as_saved(saved, right) and not _is_as_saved(saved, left))
 
@@ -110,6 +112,7 @@ class _Run:
         self.objects = objects
         self._train_step = train_step
         self._tracked = Tracked(objects)
+        self._tracked.begin()
         self._rng = rng.capture_shared()
         try:
             inspect.signature(train_step).bind(objects)
@@ -169,7 +172,8 @@ def _shared(left: State, right: State) -> str | None:
 
 
 def _is_as_saved(saved: State, now: State) -> bool:
-    return not any(True for found in differences.between(saved, now) if found.path.split("/")[0] not in (RNG, PROGRESS))
+    apart = (RNG, PROGRESS, ATTRIBUTES)
+    return not any(True for found in differences.between(saved, now) if found.path.split("/")[0] not in apart)
 
 
 def _error(found: list[differences.Difference], step: int, stuck: bool) -> ResumeError:

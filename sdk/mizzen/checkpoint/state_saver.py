@@ -10,6 +10,7 @@ from typing import Any, Self, SupportsIndex
 
 from mizzen import notices, report
 from mizzen.cadence import Cadence
+from mizzen.checkpoint.attributes import ATTRIBUTES
 from mizzen.checkpoint.background import BackgroundSave, Saving
 from mizzen.checkpoint.departure import Departure
 from mizzen.checkpoint.errors import CheckpointError, StaleAttemptError, StateError
@@ -21,7 +22,7 @@ from mizzen.checkpoint.tiers import Roots
 from mizzen.checkpoint.writer import Encoded
 from mizzen.notices.current_notice import flush_output
 
-OWN_PARTS = frozenset({"rng"})
+OWN_PARTS = frozenset({"rng", ATTRIBUTES})
 """Parts that every rank of a sharded checkpoint saves for itself, in addition to those passed as `own`."""
 
 

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from mizzen.checkpoint import parts, rng
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch, TrainingWatch
 from mizzen.checkpoint.manifest import check_part_name
@@ -54,6 +55,8 @@ class Tracked:
         self._gradients = GradientWatch()
         self._frozen = FrozenParameters()
         self._added = AddedGroups()
+        self._attributes = ChangedAttributes()
+        self._loaded_attributes: Mapping[str, Any] = {}
         self._sizes: dict[str, int] = {}
         """Number of entries of each module at the restore."""
         self.tells_changes = True
@@ -95,6 +98,7 @@ class Tracked:
         self._training.begin(self._modules.values())
         self._frozen.begin(self._modules)
         self._added.begin(self._modules)
+        self._attributes.begin(watched(self._modules))
 
     @property
     def objects(self) -> list[Any]:
@@ -136,6 +140,10 @@ class Tracked:
         self._captures = True
         try:
             state = self.state(step)
+            # Not in `state`, which `verify=True` compares: an attribute may hold a time.
+            waits = self._held is not None and not self._held.is_set
+            if attributes := self._loaded_attributes if waits else self._attributes.changed():
+                state[ATTRIBUTES] = attributes
         finally:
             self._captures = False
         self.has_stepped = True
@@ -220,12 +228,15 @@ class Tracked:
         self._frozen.begin(self._modules)
         for name in wanted:
             self._frozen.restore(name, state[name])
+        self._attributes.begin(watched(self._modules))
+        self._loaded_attributes = state.get(ATTRIBUTES, {}) if parts is None else {}
+        self._attributes.restore(self._loaded_attributes)
         if RNG in wanted:
             self._hold(state[RNG], wanted)
 
     def _hold(self, state: dict[str, Any], wanted: Collection[str]) -> None:
         """Restore the global random generators, or let the loaders among `wanted` restore them when they resume."""
-        held = self._held = rng.HeldGenerators(state)
+        held = self._held = rng.HeldGenerators(state, lambda: self._attributes.restore(self._loaded_attributes))
         restored = [value for name, value in self._modules.items() if name in wanted]
         waiting = [wait(held) for wait in _methods(restored, "resume_generators")]
         if not any(waiting):
@@ -241,7 +252,7 @@ class Tracked:
                 f"parts: {_listed(strange)} must be names of tracked parts; these are {_listed(self.names)}"
             )
         missing = [name for name in (self.names if parts is None else parts) if name not in state]
-        unknown = [name for name in state if name not in self.names]
+        unknown = [name for name in state if name not in (*self.names, ATTRIBUTES)]
         if missing and not missing_ok:
             raise StateError(
                 f"the checkpoint lacks the tracked parts {_listed(missing)}; it has {_listed(state)}. To leave their "
@@ -257,8 +268,8 @@ class Tracked:
 
     def _accepted(self, name: str, value: Any) -> rng.Access:
         check_part_name(name)
-        if name == RNG:
-            raise StateError(f"part {RNG!r} is always tracked; use another name for your own generators")
+        if name in (RNG, ATTRIBUTES):
+            raise StateError(f"part {name!r} is saved by mizzen itself; use another name")
         if name in self._parts:
             raise StateError(f"part {name!r} is already tracked")
         if name == PROGRESS and not isinstance(value, MutableMapping):

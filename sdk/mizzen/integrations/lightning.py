@@ -32,6 +32,7 @@ except ImportError:
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, is_of_script, watched
 from mizzen.checkpoint.departure import StepAction
 from mizzen.checkpoint.gradients import FrozenParameters
 from mizzen.integrations import ddp
@@ -62,14 +63,20 @@ def lacks(folder: Path) -> str | None:
     return next((f"{name} in {_FILE}" for name in _NEEDED if name not in found), None)
 
 
-def _after(loop: Any, method: str, call: Callable[[], object] | None) -> None:
-    """Make a loop of Lightning call `call` at the end of one of its methods; None: restore the original method."""
+def _after(
+    loop: Any, method: str, call: Callable[[], object] | None, first: Callable[[], object] = lambda: None
+) -> None:
+    """Make a loop of Lightning call `call` at the end of one of its methods; None: restore the original method.
+
+    `first` is called at the beginning of the method.
+    """
     vars(loop).pop(method, None)
     plain = getattr(loop, method, None)  # The loop over batches has no `on_advance_start`.
     if plain is None:
         return
 
     def both(*arguments: Any) -> None:
+        first()
         plain(*arguments)
         if call is not None:
             call()
@@ -129,9 +136,7 @@ def _begin_resumed_epoch(trainer: Trainer, saved: Path | None) -> None:
     generators = rng.capture_shared()
     module._current_fx_name = "on_train_epoch_start"
     for callback in trainer.callbacks:
-        kind = type(callback)
-        has_state = (kind.state_dict, kind.on_save_checkpoint) != (Callback.state_dict, Callback.on_save_checkpoint)
-        if not has_state and not isinstance(callback, ResilientCallback):
+        if not _has_state(callback) and not isinstance(callback, ResilientCallback):
             callback.on_train_epoch_start(trainer, module)
     module.on_train_epoch_start()
     module._current_fx_name = None
@@ -146,6 +151,23 @@ def _begin_resumed_epoch(trainer: Trainer, saved: Path | None) -> None:
         with torch.no_grad():
             for name in values.keys() & set(changed):
                 tensors[name].copy_(values[name])
+
+
+def _has_state(callback: Callback) -> bool:
+    """Return whether Lightning saves a state of a callback."""
+    kind = type(callback)
+    return (kind.state_dict, kind.on_save_checkpoint) != (Callback.state_dict, Callback.on_save_checkpoint)
+
+
+def _with_attributes(trainer: Trainer) -> dict[str, Any]:
+    """Return the objects whose plain attributes are saved: also callbacks of the script without a state."""
+    callbacks = {
+        f"callback-{number}": one
+        for number, one in enumerate(trainer.callbacks)
+        if is_of_script(type(one)) and not _has_state(one)
+    }
+    loaders = {f"loader-{number}": one for number, one in enumerate(_loaders(trainer))}
+    return callbacks | watched({"module": trainer.lightning_module, **loaders})
 
 
 def _loaders(trainer: Trainer) -> list[Any]:
@@ -218,6 +240,7 @@ class ResilientCallback(Callback):
         self._loaded: Loaded | None = None
         self._sums: dict[str, Any] = {}
         self._frozen = FrozenParameters()
+        self._attributes = ChangedAttributes()
         self._step = 0
         self._is_epoch_over = False
 
@@ -244,7 +267,9 @@ class ResilientCallback(Callback):
         # plateau schedule, which would be missing in a training that resumes from a checkpoint of a hook.
         _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
         _after(trainer.fit_loop, "on_advance_end", partial(self._end_epoch, trainer))
-        _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer))
+        # Not at once, because `on_train_start` of the module follows.
+        _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer), self._restore_attributes)
+        self._attributes.begin(_with_attributes(trainer))
         self._frozen.begin({_FROZEN: pl_module})
         _go_on_averaging(trainer, pl_module)
         for loader in _loaders(trainer):
@@ -297,6 +322,11 @@ class ResilientCallback(Callback):
         _after(trainer.fit_loop, "on_advance_start", None)  # Only the first epoch of a process is a resumed one.
         if trainer.fit_loop.restarted_mid_epoch:
             _begin_resumed_epoch(trainer, None if self._loaded is None else self._loaded.folder / _FILE)
+            self._restore_attributes()
+
+    def _restore_attributes(self) -> None:
+        if self._loaded is not None:
+            self._attributes.restore(self._loaded.state.get(ATTRIBUTES, {}))
 
     def _end_step(self, trainer: Trainer) -> None:
         # Within a step that accumulates several batches there are gradients, which no checkpoint contains.
@@ -339,7 +369,7 @@ class ResilientCallback(Callback):
                     self.files.checkpointer.not_saved(self._step, error)
                 else:
                     extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer), _STOPS: trainer.should_stop}
-                    extra[_FROZEN] = self._frozen.changed(_FROZEN)
+                    extra |= {_FROZEN: self._frozen.changed(_FROZEN), ATTRIBUTES: self._attributes.changed()}
                     self.files.save(self._step, Path(folder), extra)
         if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()

@@ -20,6 +20,7 @@ from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
 from mizzen.checkpoint.departure import StepAction
 from mizzen.integrations import ddp
 from mizzen.integrations.fetches import Fetches, steps_counted
@@ -87,6 +88,9 @@ class ResilientCallback(TrainerCallback):
         self._best: tuple[str, Path] | None = None
         self._save: _Save | None = None
         self._fetches: Fetches | None = None
+        self._attributes = ChangedAttributes()
+        self._attributes_within: dict[str, Any] = {}
+        """Those that were saved within the epoch that is resumed."""
         self._settled = -1
         """The last step for which the action was decided."""
 
@@ -151,6 +155,11 @@ class ResilientCallback(TrainerCallback):
             )
         self._save = None
         self._fetches = self._follow(args, state, kwargs.get("train_dataloader"))
+        self._attributes.begin(watched({"model": kwargs.get("model"), "loader": kwargs.get("train_dataloader")}))
+        if self._loaded is not None and state.global_step:
+            saved = self._loaded.state.get(ATTRIBUTES, {})
+            self._attributes.restore(saved)
+            self._attributes_within = {} if float(state.epoch or 0).is_integer() else saved
         private = Path(args.output_dir) / PRIVATE
         if state.is_world_process_zero:
             shutil.rmtree(private, ignore_errors=True)
@@ -170,8 +179,10 @@ class ResilientCallback(TrainerCallback):
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Track the iterator that the Trainer creates next."""
+        """Track the iterator that the Trainer creates next. What other callbacks have set again is put back."""
         del args, control
+        self._attributes.restore(self._attributes_within)
+        self._attributes_within = {}
         if self._fetches is not None:
             loader = kwargs.get("train_dataloader")
             # The Trainer would train one more step if it resumed after the last one.
@@ -245,7 +256,8 @@ class ResilientCallback(TrainerCallback):
         if state.is_world_process_zero:
             if not save.own:
                 change_state(folder, best_model_checkpoint=save.best_before)
-            self.files.save(state.global_step, folder, beside=_beside(args, state, folder))
+            extra = {ATTRIBUTES: self._attributes.changed()}
+            self.files.save(state.global_step, folder, extra, _beside(args, state, folder))
         self.files.meet()
         if not save.own:
             if state.is_local_process_zero:

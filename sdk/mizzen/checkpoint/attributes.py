@@ -1,0 +1,370 @@
+"""Saves plain attributes of modules, optimizers and datasets that a training changes: no `state_dict` has them.
+
+Examples are a counter (`self.step += 1`), a temperature that the script lowers, a hidden state that is kept between
+batches, a history in a deque, metrics that accumulate, a random generator, a teacher that is hidden in a list, and the
+difficulty of a dataset. Also buffers that are not persistent, and which modules are in training mode.
+
+Only what has changed since the restore is saved, so a script may be started with other options. All such attributes are
+saved, also those that each step sets before it reads them: which these are is not known. Caches of activations can be
+large, so of tensors that a training replaces at most `MOST_BYTES` are saved, the smallest first.
+"""
+
+import sys
+from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
+from functools import cache
+from operator import is_
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from mizzen.checkpoint import rng, trees
+from mizzen.checkpoint.errors import StateError
+from mizzen.checkpoint.refill import Refill, storage
+from mizzen.checkpoint.tensors import loaded
+
+ATTRIBUTES = "attributes"
+"""Name of the part. A checkpoint has it only if something has changed."""
+MOST_BYTES = 64 << 20
+
+_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None)})
+_ITEMS = 100
+"""Lists and dicts with more items are not searched for objects."""
+_MOST_ITEMS = 20_000
+"""Longer lists and dicts are not saved."""
+_LEAVES = 1_000
+"""Of longer lists and dicts, only the first and the last items are compared."""
+_DEPTH = 4
+_TENSORS = ("_parameters", "_buffers")
+
+
+class _Before(NamedTuple):
+    """The attributes of one object at the restore."""
+
+    values: dict[str, Any]
+    marks: dict[str, Any]
+    """See `_mark`, of the attributes whose values can change in place."""
+    is_mutable: bool
+    """Whether anything in it may change while it has the same values."""
+
+    def is_same(self, now: dict[str, Any]) -> bool:
+        """Return whether `now` are the same attributes."""
+        if self.is_mutable or len(now) != len(self.values):
+            return False
+        return all(map(is_, now.values(), self.values.values()))
+
+
+class _Holder(NamedTuple):
+    """An object with attributes."""
+
+    part: str
+    path: str
+    value: Any
+    tensors: dict[str, dict[str, Any]]
+    """Parameters and buffers that no `state_dict` of a tracked object has, by the attribute that has them."""
+    inner: dict[str, list[tuple[str, Any]]]
+    """The objects inside, with their paths, by attribute."""
+
+
+class _Same:
+    """Equal to another one if both hold the same object."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class ChangedAttributes:
+    """The attributes of some objects, and of the objects in their attributes."""
+
+    def __init__(self) -> None:
+        self._objects: dict[str, Any] = {}
+        self._before: dict[str, _Before] = {}
+        self._modes: dict[str, Any] = {}
+
+    def begin(self, objects: Mapping[str, Any]) -> None:
+        """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
+        self._objects = dict(objects)
+        self._before = {}
+        for one in self._holders():
+            marks = {name: mark for name, value in self._attributes(one) if (mark := _marked(value)) is not None}
+            self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
+        self._modes = {part: _modes(one) for part, one in self._objects.items()}
+
+    def changed(self) -> dict[str, Any]:
+        """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
+        values: dict[str, dict[str, Any]] = {}
+        generators: dict[str, dict[str, Any]] = {}
+        for one in self._holders(quick=True):
+            before = self._before.get(one.path, _Before({}, {}, True))
+            for name, value in self._attributes(one):
+                if type(value) in _ATOMS:
+                    old = before.values.get(name, before)
+                    if type(old) is not type(value) or old != value:
+                        values.setdefault(one.path, {})[name] = value
+                elif (mark := _marked(value)) is not None and mark != before.marks.get(name):
+                    access = rng.generator(value)
+                    (values if access is None else generators).setdefault(one.path, {})[name] = (
+                        value if access is None else access[0]()
+                    )
+        modes = {part: mode for part, one in self._objects.items() if (mode := _modes(one)) != self._modes[part]}
+        found = {"values": self._storable(values), "generators": generators, "modes": modes}
+        return found if any(found.values()) else {}
+
+    def restore(self, saved: Mapping[str, Any]) -> None:
+        """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored."""
+        if not saved:
+            return
+        refill = Refill(ExitStack(), self._objects)
+        for one in list(self._holders()):
+            content = vars(one.value)
+            for name, new in saved["values"].get(one.path, {}).items():
+                if name in _TENSORS and _is_module(one.value):
+                    _fill(content[name], new, refill)
+                else:
+                    old = content.get(name)
+                    content[name] = refill.filled(old, _at(new, old, self._device(one)), name)
+            for name, state in saved["generators"].get(one.path, {}).items():
+                if (access := rng.generator(content.get(name))) is not None:
+                    access[1](state)
+        for part, (training, others) in saved["modes"].items():
+            for name, module in _named_modules(self._objects.get(part)):
+                module.training = training != (name in others)
+
+    def _device(self, one: _Holder) -> Any:
+        """Return the device of the tracked module in which an object is."""
+        module = self._objects[one.part]
+        return next((tensor.device for tensor in module.parameters()), None) if _is_module(module) else None
+
+    def _storable(self, values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return the values that can be stored and do not share memory with the tracked objects."""
+        owned: set[int] | None = None
+        sizes: list[tuple[int, str, str]] = []
+        for path, found in values.items():
+            for name, value in list(found.items()):
+                with suppress(StateError, RuntimeError):
+                    flat = trees.flatten(ATTRIBUTES, value) if type(value) not in _ATOMS else None
+                    tensors = [one for _, one in flat.leaves if hasattr(one, "untyped_storage")] if flat else []
+                    if tensors and owned is None:
+                        owned = self._owned()
+                    if not any(storage(one) in owned for one in tensors if owned):
+                        is_bound = name in _TENSORS or not flat
+                        sizes.append((0 if is_bound else sum(one.nbytes for _, one in flat.leaves), path, name))
+                        continue
+                del found[name]
+        left = MOST_BYTES
+        for size_bytes, path, name in sorted(sizes):
+            left -= size_bytes
+            if left < 0 and size_bytes:
+                del values[path][name]
+        return {path: found for path, found in values.items() if found}
+
+    def _owned(self) -> set[int]:
+        """Return the memory of the tensors that the `state_dict` of a tracked module has."""
+        modules = [one for one in self._objects.values() if _is_module(one)]
+        every = (tensor for one in modules for tensor in _saved_tensors(one))
+        return {storage(tensor) for tensor in every} - {0}
+
+    def _attributes(self, one: _Holder) -> Iterator[tuple[str, Any]]:
+        """Yield the attributes of an object that may be saved, without those in which other objects are searched."""
+        excluded = _excluded(type(one.value))
+        hides = _hides_private(type(one.value))
+        for name, value in list(vars(one.value).items()):
+            if name not in excluded and name not in one.inner and not (hides and name.startswith("_")):
+                yield name, value
+        yield from one.tensors.items()
+
+    def _holders(self, *, quick: bool = False) -> Iterator[_Holder]:
+        """Yield the tracked objects and those inside; with `quick`, perhaps not those that have not changed."""
+        seen = {id(inner) for one in self._objects.values() for _, inner in _named_modules(one)}
+        seen |= {id(one) for one in self._objects.values()}
+        for part, one in self._objects.items():
+            if _is_module(one):
+                for name, module in one.named_modules():
+                    path = f"{part}.{name}" if name else part
+                    if quick and path in self._before and self._before[path].is_same(vars(module)):
+                        continue
+                    hidden = {key: module._buffers[key] for key in sorted(module._non_persistent_buffers_set)}
+                    hidden = {key: tensor for key, tensor in hidden.items() if tensor is not None}
+                    held = {"_buffers": hidden} if module._non_persistent_buffers_set else {}
+                    yield from self._below(part, path, module, held, seen, _DEPTH)
+            else:
+                yield from self._below(part, part, one, {}, seen, _DEPTH)
+
+    def _below(
+        self, part: str, path: str, value: Any, tensors: dict[str, dict[str, Any]], seen: set[int], depth: int
+    ) -> Iterator[_Holder]:
+        inner: dict[str, list[tuple[str, Any]]] = {}
+        excluded = _excluded(type(value))
+        for name, one in list(vars(value).items()) if depth else ():
+            if type(one) in _ATOMS or name in excluded:
+                continue
+            if found := [(f"{path}.{name}{key}", each) for key, each in _objects_in(one)]:
+                inner[name] = found
+        yield _Holder(part, path, value, tensors, inner)
+        for below, one in (pair for pairs in inner.values() for pair in pairs):
+            for name, each in _named_modules(one) if _is_module(one) else [("", one)]:
+                if id(each) not in seen:
+                    seen.add(id(each))
+                    held = {key: dict(vars(each)[key]) for key in _TENSORS} if _is_module(each) else {}
+                    yield from self._below(part, f"{below}.{name}" if name else below, each, held, seen, depth - 1)
+
+
+def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some objects whose attributes are saved: modules, optimizers, and what loaders take data from."""
+    torch, found = loaded("torch"), {}
+    for name, one in objects.items() if torch is not None else ():
+        if isinstance(one, torch.nn.Module | torch.optim.Optimizer):
+            found[name] = one
+            continue
+        for attribute in ("dataset", "collate_fn"):
+            data = getattr(one, attribute, None)
+            kind = type(data)
+            is_known = is_of_script(kind) or kind.__module__ == "torch.utils.data.dataset"
+            if is_known and not hasattr(data, "state_dict") and isinstance(getattr(data, "__dict__", None), dict):
+                found[f"{name}.{attribute}"] = data
+    return found
+
+
+def _objects_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules and the objects of the script in an attribute, each with a suffix for its path."""
+    if _is_holder(value):
+        yield "", value
+    elif isinstance(value, list | tuple | dict) and len(value) <= _ITEMS:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"[{key!r}]", one) for key, one in items if type(one) not in _ATOMS and _is_holder(one))
+
+
+def _is_holder(value: Any) -> bool:
+    if _is_module(value):
+        return True
+    kind = type(value)
+    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, type | FunctionType | ModuleType):
+        return False
+    return is_of_script(kind) and rng.generator(value) is None and not isinstance(value, list | dict | tuple | deque)
+
+
+@cache
+def is_of_script(kind: type) -> bool:
+    """Return whether a class is not of a library."""
+    import sysconfig  # Not at the start: few scripts need it there.
+
+    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    is_library = kind.__module__.startswith("mizzen.") or (file or "").startswith(libraries)
+    return not is_library and (file is not None or kind.__module__ == "__main__")
+
+
+@cache
+def _excluded(kind: type) -> frozenset[str]:
+    """Return the attributes that a library uses itself."""
+    torch = loaded("torch")
+    if torch is not None and issubclass(kind, torch.nn.Module):
+        return frozenset(vars(torch.nn.Module()))
+    if torch is not None and issubclass(kind, torch.optim.Optimizer):
+        return frozenset({"defaults", "state", "param_groups"})
+    return frozenset()
+
+
+@cache
+def _hides_private(kind: type) -> bool:
+    """Return whether private attributes belong to a library."""
+    return any(one.__module__.startswith(("torch.optim", "lightning.", "pytorch_lightning.")) for one in kind.__mro__)
+
+
+def _is_module(value: Any) -> bool:
+    torch = loaded("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def _named_modules(value: Any) -> Iterator[tuple[str, Any]]:
+    if _is_module(value):
+        yield from value.named_modules()
+
+
+def _saved_tensors(module: Any) -> Iterator[Any]:
+    yield from module.parameters()
+    for inner in module.modules():
+        hidden = inner._non_persistent_buffers_set
+        yield from (tensor for key, tensor in inner._buffers.items() if tensor is not None and key not in hidden)
+
+
+def _modes(value: Any) -> list[Any] | None:
+    """Return whether a module is in training mode, and the names of the modules inside that are in the other one."""
+    if not _is_module(value):
+        return None
+    return [value.training, [name for name, one in value.named_modules() if one.training != value.training]]
+
+
+def _marked(value: Any) -> Any:
+    """Return a mark of a value that can change in place, or is no atom; None if it cannot be stored."""
+    if type(value) in _ATOMS:
+        return None
+    try:
+        access = rng.generator(value)
+        if access is None:
+            return _mark(value)
+        state = access[0]()
+        return state.numpy().tobytes() if hasattr(state, "numpy") else _mark(state)
+    except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # For example, a sparse tensor.
+        return None
+
+
+def _mark(value: Any) -> Any:
+    """Return a value that differs after each change of `value`.
+
+    Raises:
+        TypeError: it has an object that cannot be stored.
+    """
+    if type(value) in _ATOMS:
+        return type(value), value
+    torch, numpy = loaded("torch"), loaded("numpy")
+    if torch is not None and isinstance(value, torch.Tensor):
+        # The version does not count changes of `tensor.data`.
+        ends = [value.detach()[at].item() for at in ((0,) * value.dim(), (-1,) * value.dim())] if value.numel() else []
+        return _Same(value), 0 if value.is_inference() else value._version, *map(repr, ends)
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        array = numpy.asarray(value).reshape(-1)
+        if array.dtype.hasobject:
+            raise TypeError
+        return value.shape, str(value.dtype), array[:: 1 + array.size // 10_000].tobytes()
+    if isinstance(value, dict | list | deque | set) and len(value) > _MOST_ITEMS:
+        raise TypeError
+    if isinstance(value, dict):
+        items = [*value.items()]
+        return type(value), len(items), [(key, _mark(one)) for key, one in _ends(items)]
+    if isinstance(value, set | frozenset):
+        return type(value), len(value), sorted(map(repr, value))
+    if isinstance(value, list | tuple | deque):
+        return type(value), len(value), [_mark(one) for one in _ends([*value])]
+    raise TypeError
+
+
+def _ends(items: list[Any]) -> list[Any]:
+    return items if len(items) <= 2 * _LEAVES else [*items[:_LEAVES], *items[-_LEAVES:]]
+
+
+def _fill(target: dict[str, Any], content: Mapping[str, Any], refill: Refill) -> None:
+    """Fill parameters or buffers in place. A buffer of another shape is replaced."""
+    for name, new in content.items():
+        if name not in target:
+            continue
+        old = target[name]
+        filled = refill.filled(old, _at(new, old, None), name)
+        if filled is not old and not isinstance(old, loaded("torch").nn.Parameter):
+            target[name] = filled
+
+
+def _at(new: Any, old: Any, device: Any) -> Any:
+    """Return a tensor, or the tensors of a tuple or list, on the device of `old`, else on `device`."""
+    torch = loaded("torch")
+    if torch is not None and isinstance(new, torch.Tensor):
+        device = old.device if isinstance(old, torch.Tensor) else device
+        return new if device is None else new.to(device)
+    if type(new) in (list, tuple):
+        return type(new)(_at(one, None, device) for one in new)
+    return new

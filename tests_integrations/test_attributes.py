@@ -1,0 +1,168 @@
+"""Tests of plain attributes that a training changes: they are saved and restored, and only these."""
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from mizzen import Checkpointer
+from mizzen.checkpoint import StateError, Tracked
+from mizzen.checkpoint.attributes import ATTRIBUTES, MOST_BYTES
+
+
+class Meter:
+    """A mean, as scripts write it."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+
+class Net(nn.Module):
+    """A module with a state of many kinds outside its `state_dict`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 3)
+        self.drop = nn.Dropout(0.1)
+        self.steps, self.tau, self.kind, self.hidden = 0, 1.0, "plain", None
+        self.history: deque[Any] = deque(maxlen=3)
+        self.sums, self.shadow = {"loss": 0.0}, {"w": torch.zeros(3)}
+        self.meter, self.teacher, self.same = Meter(), [nn.Linear(3, 3)], [self.layer]
+        self.numbers, self.generator = np.random.default_rng(1), torch.Generator().manual_seed(1)
+        self.array = np.zeros(3)
+        self.register_buffer("cache", torch.zeros(2), persistent=False)
+        self.weight_of_layer = self.layer.weight.detach()
+        self.where = Path("here")
+
+
+def train(net: Net) -> None:
+    """Changes all of the state."""
+    net.steps, net.tau, net.kind, net.hidden = 7, 0.5, "sharp", (torch.ones(2, 3), torch.ones(1))  # type: ignore[assignment]
+    net.history.extend([torch.tensor(1.0), 2, "x", torch.tensor(3.0)])
+    net.sums["loss"] += 2.5
+    net.shadow["w"].add_(1.0)
+    net.meter.total, net.meter.count = 3.5, 4
+    with torch.no_grad():
+        net.layer.weight.add_(1.0)
+    for tensor in net.teacher[0].parameters():
+        tensor.data.mul_(2.0)
+    net.numbers.random(), torch.rand(1, generator=net.generator)
+    net.array += 1.0
+    net.cache.add_(2.0)
+    net.drop.p = 0.3
+    net.drop.eval()
+
+
+def seen(net: Net) -> list[Any]:
+    """Returns the state outside the `state_dict`, to compare it."""
+    hidden = None if net.hidden is None else [one.tolist() for one in net.hidden]
+    return [
+        net.steps, net.tau, net.kind, hidden, [float(one) if one != "x" else one for one in net.history],
+        net.history.maxlen, dict(net.sums), net.shadow["w"].tolist(), net.meter.total, net.meter.count,
+        [tensor.tolist() for tensor in net.teacher[0].parameters()], net.numbers.bit_generator.state,
+        net.generator.get_state().tolist(), net.array.tolist(), net.cache.tolist(), net.drop.p, net.drop.training,
+        net.training, net.layer.weight.tolist(),
+    ]  # fmt: skip
+
+
+def begun(net: nn.Module, root: Path) -> Checkpointer:
+    """Returns a checkpointer that has restored a module."""
+    checkpointer = Checkpointer(root, interval_s=0)
+    checkpointer.track(net=net)
+    checkpointer.restore()
+    return checkpointer
+
+
+def test_all_that_has_changed_is_restored(tmp_path: Path) -> None:
+    """Numbers, tensors, containers, arrays, generators, objects, hidden modules, buffers and modes; also twice."""
+    torch.manual_seed(0)
+    net = Net()
+    start = seen(net)
+    checkpointer = begun(net, tmp_path)
+    train(net)
+    checkpointer.step(1)
+    for _ in range(2):
+        torch.manual_seed(0)
+        again = Net()
+        assert seen(again) == start
+        next_one = begun(again, tmp_path)
+        assert seen(again) == seen(net)
+        # Aliases stay.
+        assert again.same[0] is again.layer
+        assert again.weight_of_layer.data_ptr() == again.layer.weight.data_ptr()
+        next_one.step(2)
+
+
+def test_what_has_not_changed_is_not_saved(tmp_path: Path) -> None:
+    """A script may be started with other options, so only changes are saved; without one, there is no part."""
+    net = Net()
+    checkpointer = begun(net, tmp_path)
+    with torch.no_grad():
+        net.layer.weight.add_(1.0)
+    checkpointer.step(1)
+    found = Checkpointer(tmp_path).load_latest()
+    assert found is not None and ATTRIBUTES not in found.state
+    other = Net()
+    other.drop.p, other.tau = 0.9, 3.0
+    begun(other, tmp_path)
+    assert (other.drop.p, other.tau) == (0.9, 3.0)
+
+
+def test_a_large_cache_is_left_out(tmp_path: Path) -> None:
+    """Activations that a module keeps do not make checkpoints much larger; small values beside them are saved."""
+    net = Net()
+    checkpointer = begun(net, tmp_path)
+    net.hidden = torch.ones(MOST_BYTES // 4 + 1)  # type: ignore[assignment]
+    net.steps = 3
+    checkpointer.step(1)
+    again = Net()
+    begun(again, tmp_path)
+    assert again.hidden is None and again.steps == 3
+
+
+def test_what_cannot_be_stored_is_left_out(tmp_path: Path) -> None:
+    """Locks, functions, paths and views of parameters do not fail a save."""
+    net = Net()
+    checkpointer = begun(net, tmp_path)
+    net.hidden, net.where, net.steps = lambda: 1, Path("there"), 2  # type: ignore[assignment]
+    net.tau = net.layer.weight[0]  # type: ignore[assignment]
+    net.kind = [object()]  # type: ignore[assignment]
+    checkpointer.step(1)
+    again = Net()
+    begun(again, tmp_path)
+    assert again.steps == 2 and again.tau == 1.0 and again.hidden is None
+
+
+def test_optimizers_and_metrics(tmp_path: Path) -> None:
+    """The attributes of an optimizer of the script, and the sums of torchmetrics."""
+    torchmetrics = pytest.importorskip("torchmetrics")
+
+    class Slow(torch.optim.SGD):
+        count = 0
+
+    def make() -> tuple[Any, Any]:
+        metric = torchmetrics.MeanMetric()
+        optimizer = Slow([nn.Parameter(torch.zeros(1))], lr=0.1)
+        optimizer.count, optimizer.slow = 0, [torch.zeros(1)]  # type: ignore[attr-defined]
+        checkpointer = Checkpointer(tmp_path, interval_s=0)
+        checkpointer.track(metric=metric, optimizer=optimizer)
+        checkpointer.restore()
+        return (metric, optimizer), checkpointer
+
+    (metric, optimizer), checkpointer = make()
+    metric.update(torch.tensor([1.0, 2.0, 6.0]))
+    optimizer.count = 5
+    optimizer.slow[0].add_(1.0)
+    checkpointer.step(1)
+    (metric, optimizer), _ = make()
+    assert (float(metric.compute()), optimizer.count, optimizer.slow[0].tolist()) == (3.0, 5, [1.0])
+
+
+def test_the_name_of_the_part_is_taken() -> None:
+    """A script cannot track an object under the name of the part."""
+    with pytest.raises(StateError, match="'attributes' is saved by mizzen itself"):
+        Tracked({ATTRIBUTES: {}})
