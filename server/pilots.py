@@ -208,7 +208,10 @@ def _stop(session: Session, names: Sequence[str], tenant: str | None) -> int:
         jobs = {found.instance: found.native_id for found in provider.describe() if found.ended is None}
     known = {pilot["machine"].rpartition("/")[2]: pilot["machine"] for pilot in session.client.pilots(tenant)}
     code = 0
-    for name in names or sorted({*jobs, *known}):
+    if not names:
+        for name in sorted(jobs.keys() - known.keys()):
+            say(f"{name}: a job of yours, but no pilot of this tenant; name it to stop it")
+    for name in names or sorted(known):
         if name not in jobs and name not in known:
             say(f"{name}: no such pilot of the tenant, and no such job of yours; see `mizzen pilots ls`")
             code = 1

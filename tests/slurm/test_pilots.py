@@ -63,14 +63,24 @@ class SlurmUser:
         found: list[dict[str, Any]] = json.loads(self.run("pilots", "ls", "-o", "json"))
         return found
 
+    def other_job(self, name: str) -> str:
+        """Submits a pilot as for another tenant or installation, which waits; returns its number."""
+        return self._as_user(
+            "sbatch", "--parsable", "--hold", "--chdir=/", "--output=/dev/null", f"--job-name={name}",
+            "--comment=mizzen:pilots", "--wrap=true",
+        ).strip()  # fmt: skip
+
     def run(self, *words: str) -> str:
         """Runs a command of mizzen as this user.
 
         Raises:
             AssertionError: it failed.
         """
+        return self._as_user(str(self._command), *words)
+
+    def _as_user(self, *words: str) -> str:
         done = subprocess.run(
-            [self._command, *words], env=self._environ, cwd="/", user=USER.pw_uid, group=USER.pw_gid, extra_groups=[],
+            words, env=self._environ, cwd="/", user=USER.pw_uid, group=USER.pw_gid, extra_groups=[],
             capture_output=True, text=True, timeout=120, check=False,
         )  # fmt: skip
         assert done.returncode == 0, done.stderr
@@ -118,6 +128,9 @@ def test_pilots_serve_only_their_tenant(there: tuple[SlurmCluster, SlurmSite]) -
         ("pending", []),
         ("pending", []),
     ]
+    elsewhere = user.other_job("pilot-elsewhere")
     user.run("pilots", "stop", "--all")
-    wait_until(lambda: not slurm.jobs(), "the jobs have ended")
+    wait_until(lambda: slurm.jobs() == {"pilot-elsewhere": [elsewhere]}, "the tenant's jobs have ended, and no others")
+    user.run("pilots", "stop", "pilot-elsewhere")
+    wait_until(lambda: not slurm.jobs(), "the other job has ended, too")
     wait_until(lambda: not client.machines(), "the machines are removed")

@@ -132,9 +132,10 @@ def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path, transport
     with _cluster(transport, 1) as (slurm, provider):
         request = request_for(_offer(provider))
         first = provider.launch(request)
+        secrets = slurm.folder / "pilots" / f"hpc.0123456789abcdef.{request.instance}.env"
         late = slurm.command(
             "sbatch", "--parsable", f"--job-name={request.instance}", "--comment=mizzen:0123456789abcdef", "--time=2",
-            "--mem=10M", f"--output={tmp_path}/late", f"--wrap=. {slurm.folder}/pilots/hpc.{request.instance}.env",
+            "--mem=10M", f"--output={tmp_path}/late", f"--wrap=. {secrets}",
         )  # fmt: skip
         late = f"{late}.{request.instance}"
         slurm.until(lambda: _of(provider, late).ended is not None, "the late job has ended: its secrets are gone")
@@ -144,7 +145,10 @@ def test_a_late_submission_is_seen_as_a_second_machine(tmp_path: Path, transport
 
 
 def test_secrets_of_forgotten_jobs_are_deleted(transport: str) -> None:
-    """A controller that crashed may forget a job. Its secrets go after a while; those of jobs that wait stay."""
+    """A controller that crashed may forget a job. Its secrets go after a while; those of jobs that wait stay.
+
+    So do those of other providers, and of other installations with the same settings.
+    """
     with _cluster(transport, 1) as (slurm, provider):
         running, waits, forgotten = request_for(_offer(provider)), request_for(_offer(provider)), new_instance_id()
         provider.launch(running)
@@ -152,14 +156,16 @@ def test_secrets_of_forgotten_jobs_are_deleted(transport: str) -> None:
         slurm.command("scontrol", "update", "nodename=n1", "state=drain", "reason=full")
         provider.launch(waits)
         folder = slurm.folder / "pilots"
-        for name in (f"hpc.{forgotten}", f"hpc.{waits.instance}", f"other.{forgotten}"):
+        own, others = "hpc.0123456789abcdef", ("other.0123456789abcdef", "hpc.fedcba9876543210")
+        there = [f"{own}.{waits.instance}", *(f"{other}.{forgotten}" for other in others)]
+        for name in (f"{own}.{forgotten}", *there):
             (folder / f"{name}.env").touch()
             os.utime(folder / f"{name}.env", (0, 0))
         under_way = new_instance_id()
-        (folder / f"hpc.{under_way}.env").touch()
+        (folder / f"{own}.{under_way}.env").touch()
         provider.describe()
         left = {file.name.removesuffix(".env") for file in folder.glob("*.env")}
-        assert left == {f"hpc.{waits.instance}", f"other.{forgotten}", f"hpc.{under_way}"}
+        assert left == {*there, f"{own}.{under_way}"}
 
 
 def _number(native_id: str) -> str:

@@ -15,6 +15,8 @@ from capacity.providers.kubernetes.status import BY_MIZZEN, disruption, explaine
 _MOST_ENDS, _KEPT_S = 10_000, 3600.0
 _AGAIN_S = 10.0
 """Events that explain a deletion may arrive late: they are read again after this time."""
+_SILENT_S = 60.0
+"""Clusters may keep events in a store of their own. If they cannot be read, they are not read for any pod for this time."""
 _DELETED = "Deleted: the pod was deleted or evicted"
 _log = logging.getLogger(__name__)
 
@@ -31,6 +33,7 @@ class PodEnds:
         """Ids of pods whose deletion began while they ran."""
         self._words: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
         """When the events about a pod were read, and how they explain its deletion, by its uid."""
+        self._silent_until_s = 0.0
         self._lock = threading.Lock()
         self._watch = ObjectWatch(name, api, "pods", labels, self._relisted, self._changed)
         self.start, self.close = self._watch.start, self._watch.close
@@ -63,12 +66,14 @@ class PodEnds:
         uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
         with self._lock:
             asked_s, words = self._words.get(uid, (-_AGAIN_S, None))
-        if words is not None or time.monotonic() < asked_s + _AGAIN_S:
+            asks_from_s = max(asked_s + _AGAIN_S, self._silent_until_s)
+        if words is not None or time.monotonic() < asks_from_s:
             return words or _DELETED
         try:
             events, _ = self._api.objects("events", fields=f"involvedObject.kind=Pod,involvedObject.name={name}")
         except (ApiRefused, ProviderUnavailable) as error:
             _log.warning("%s: events of pod %s: %s", self._name, name, error)
+            self._silent_until_s = time.monotonic() + _SILENT_S
             return _DELETED
         words = explained(pod, events)
         with self._lock:

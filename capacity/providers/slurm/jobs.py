@@ -24,7 +24,7 @@ _COMPLETING = "it was cancelled (scancel) or preempted, has reached its time lim
 """Slurm names the reason only when all processes of the job have ended."""
 _REFUSED = "BadConstraints"
 _NOT_STARTED = "JobLaunchFailure"
-"""The reason of a job whose script was not started, for example because the folder of its log is not on the node."""
+"""The reason of a job whose script was not started: the folder of its log is not on the node, or the node failed."""
 FIELDS = {
     "JobID": 20, "State": 20, "exit_code": 12, "RestartCnt": 8, "SubmitTime": 20, "StartTime": 20, "EndTime": 20,
     "PreemptTime": 20, "NodeList": 80, "Name": 64, "Comment": 64, "Reason": 160,
@@ -133,8 +133,8 @@ class PilotJob:
             return None
         if self.state == "FAILED" and self.reason == _NOT_STARTED:
             return (
-                f"node {self.nodes} could not start the job ({_NOT_STARTED}): the provider's folder is not there, or its "
-                f"user may not write there; the log of the node's slurmd says more"
+                f"node {self.nodes} could not start the job ({_NOT_STARTED}): the node failed meanwhile, or its log cannot"
+                " be written there, in the provider's folder; the log of the node's slurmd says more"
             )
         status, by = _end(self._exit)
         if self.state == "FAILED" and status in agent_exits.SAID:

@@ -15,15 +15,18 @@ _PORTS_EACH, _RANGES = 40, 250
 """Pilots on one node have different ranges of ports, unless the numbers of their jobs are equal modulo `_RANGES`."""
 
 
-def secrets_file(settings: SlurmSettings, provider: str, instance: str) -> Path:
-    """Returns the file with the secrets of a pilot that has not started. Several providers may share the folder."""
-    return settings.folder / f"{provider}.{instance}.env"
+def secrets_file(settings: SlurmSettings, owner: str, instance: str) -> Path:
+    """Returns the file with the secrets of a pilot that has not started.
+
+    `owner` names provider and installation: several providers and installations may share the folder.
+    """
+    return settings.folder / f"{owner}.{instance}.env"
 
 
-def secrets_files(settings: SlurmSettings, provider: str) -> Iterator[tuple[str, Path]]:
-    """Yields the instances of all such files of a provider, each with its file."""
-    for file in sorted(settings.folder.glob(f"{provider}.*.env")):
-        yield file.name.removeprefix(f"{provider}.").removesuffix(".env"), file
+def secrets_files(settings: SlurmSettings, owner: str) -> Iterator[tuple[str, Path]]:
+    """Yields the instances of all such files of an owner, each with its file."""
+    for file in sorted(settings.folder.glob(f"{owner}.*.env")):
+        yield file.name.removeprefix(f"{owner}.").removesuffix(".env"), file
 
 
 def secrets(request: LaunchRequest) -> str:
@@ -78,10 +81,10 @@ def _in_ledger(instance: str) -> list[str]:
     ]
 
 
-def script(settings: SlurmSettings, request: LaunchRequest) -> str:
+def script(settings: SlurmSettings, request: LaunchRequest, with_secrets: Path) -> str:
     """Returns the batch script. It contains no secret: Slurm stores scripts, and shows them to operators."""
     assert is_name(request.instance)
-    file = shlex.quote(str(secrets_file(settings, request.offer.provider, request.instance)))
+    file = shlex.quote(str(with_secrets))
     lines = [
         "#!/bin/sh",
         "set -eu",

@@ -31,7 +31,7 @@ class SlurmProvider:
     def __init__(self, name: str, settings: SlurmSettings, installation: str) -> None:
         self.name = name
         self._settings = settings
-        self._comment = f"mizzen:{installation}"
+        self._comment, self._owner = f"mizzen:{installation}", f"{name}.{installation}"
         self._commands: SlurmCommands | SlurmRestApi = (
             SlurmCommands(name, settings)
             if settings.rest is None
@@ -52,14 +52,14 @@ class SlurmProvider:
         check_offered(self.name, request, self._settings.partitions, self._settings.machine_types)
         if (found := self._first(request.instance)) is not None:
             return found.native_id
-        file = secrets_file(self._settings, self.name, request.instance)
+        file = secrets_file(self._settings, self._owner, request.instance)
         try:
             write_private(file, secrets(request))
         except OSError as error:
             raise ProviderUnavailable(f"{self.name}: {file}: {error}") from None
         try:
             job = self._commands.submit(
-                options(self._settings, request, self._comment), script(self._settings, request)
+                options(self._settings, request, self._comment), script(self._settings, request, file)
             )
         except LaunchRefused as refused:
             # slurmrestd of 22.05 answers with an error also if it accepts a job that cannot start now.
@@ -109,7 +109,7 @@ class SlurmProvider:
         """
         ended = {job.name for job in jobs if job.ended is not None}
         listed = {job.name for job in jobs if job.ended is None}
-        for instance, file in secrets_files(self._settings, self.name):
+        for instance, file in secrets_files(self._settings, self._owner):
             with contextlib.suppress(OSError):
                 old = time.time() - file.stat().st_mtime > _SUBMITTED_S
                 if instance not in listed and (instance in ended or old):
