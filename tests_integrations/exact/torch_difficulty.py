@@ -28,7 +28,7 @@ opt = torch.optim.Adam(model.parameters(), 1e-2)
 ck = Checkpointer()
 ck.track(model=model, opt=opt, loader=loader)
 step = ck.restore()
-for epoch in range(loader.epoch, 5):
+for _ in range(loader.epoch, 5):
     for x, y in loader:
         opt.zero_grad()
         nn.functional.cross_entropy(model(x), y).backward()

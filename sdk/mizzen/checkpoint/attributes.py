@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
+from itertools import chain
 from operator import is_
 from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
@@ -90,19 +91,28 @@ class ChangedAttributes:
         """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
         self._objects = dict(objects)
         self._before = {}
-        for one in self._holders():
+        named = self._named()
+        for path, module in chain.from_iterable(named.values()):
+            now = vars(module)
+            # Most modules have only numbers: this is quicker than the general way.
+            if not module._non_persistent_buffers_set and all(
+                type(now[name]) in _ATOMS or _is_atom(now[name]) for name in now.keys() - _excluded(type(module))
+            ):
+                self._before[path] = _Before(dict(now), {}, False)
+        for one in self._holders(named, quick=True):
             marks = {name: mark for name, value in self._attributes(one) if (mark := _marked(value)) is not None}
             self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
-        self._modes = {part: _modes(one) for part, one in self._objects.items()}
+        self._modes = {part: _modes(modules) for part, modules in named.items()}
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
         values: dict[str, dict[str, Any]] = {}
         generators: dict[str, dict[str, Any]] = {}
-        for one in self._holders(quick=True):
+        named = self._named()
+        for one in self._holders(named, quick=True):
             before = self._before.get(one.path, _Before({}, {}, True))
             for name, value in self._attributes(one):
-                if type(value) in _ATOMS:
+                if _is_atom(value):
                     old = before.values.get(name, before)
                     if type(old) is not type(value) or old != value:
                         values.setdefault(one.path, {})[name] = value
@@ -111,7 +121,7 @@ class ChangedAttributes:
                     (values if access is None else generators).setdefault(one.path, {})[name] = (
                         value if access is None else access[0]()
                     )
-        modes = {part: mode for part, one in self._objects.items() if (mode := _modes(one)) != self._modes[part]}
+        modes = {part: mode for part, modules in named.items() if (mode := _modes(modules)) != self._modes[part]}
         found = {"values": self._storable(values), "generators": generators, "modes": modes}
         return found if any(found.values()) else {}
 
@@ -120,7 +130,8 @@ class ChangedAttributes:
         if not saved:
             return
         refill = Refill(ExitStack(), self._objects)
-        for one in list(self._holders()):
+        named = self._named()
+        for one in list(self._holders(named)):
             content = vars(one.value)
             for name, new in saved["values"].get(one.path, {}).items():
                 if name in _TENSORS and _is_module(one.value):
@@ -131,8 +142,9 @@ class ChangedAttributes:
             for name, state in saved["generators"].get(one.path, {}).items():
                 if (access := rng.generator(content.get(name))) is not None:
                     access[1](state)
-        for part, (training, others) in saved["modes"].items():
-            for name, module in _named_modules(self._objects.get(part)):
+        for part, (training, names) in saved["modes"].items():
+            others = set(names)
+            for name, module in named.get(part, ()):
                 module.training = training != (name in others)
 
     def _device(self, one: _Holder) -> Any:
@@ -178,14 +190,20 @@ class ChangedAttributes:
                 yield name, value
         yield from one.tensors.items()
 
-    def _holders(self, *, quick: bool = False) -> Iterator[_Holder]:
-        """Yield the tracked objects and those inside; with `quick`, perhaps not those that have not changed."""
-        seen = {id(inner) for one in self._objects.values() for _, inner in _named_modules(one)}
+    def _named(self) -> dict[str, list[tuple[str, Any]]]:
+        """Return the modules of each part, with their paths; none for other objects."""
+        return {part: _named_modules(one, part) for part, one in self._objects.items()}
+
+    def _holders(self, named: dict[str, list[tuple[str, Any]]], *, quick: bool = False) -> Iterator[_Holder]:
+        """Yield the tracked objects and those inside; with `quick`, perhaps not those that have not changed.
+
+        `named`: see `_named`.
+        """
+        seen = {id(inner) for modules in named.values() for _, inner in modules}
         seen |= {id(one) for one in self._objects.values()}
         for part, one in self._objects.items():
-            if _is_module(one):
-                for name, module in one.named_modules():
-                    path = f"{part}.{name}" if name else part
+            if named[part]:
+                for path, module in named[part]:
                     if quick and path in self._before and self._before[path].is_same(vars(module)):
                         continue
                     hidden = {key: module._buffers[key] for key in sorted(module._non_persistent_buffers_set)}
@@ -207,11 +225,11 @@ class ChangedAttributes:
                 inner[name] = found
         yield _Holder(part, path, value, tensors, inner)
         for below, one in (pair for pairs in inner.values() for pair in pairs):
-            for name, each in _named_modules(one) if _is_module(one) else [("", one)]:
+            for inside, each in _named_modules(one, below) or [(below, one)]:
                 if id(each) not in seen:
                     seen.add(id(each))
                     held = {key: dict(vars(each)[key]) for key in _TENSORS} if _is_module(each) else {}
-                    yield from self._below(part, f"{below}.{name}" if name else below, each, held, seen, depth - 1)
+                    yield from self._below(part, inside, each, held, seen, depth - 1)
 
 
 def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
@@ -281,9 +299,18 @@ def _is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _named_modules(value: Any) -> Iterator[tuple[str, Any]]:
-    if _is_module(value):
-        yield from value.named_modules()
+def _named_modules(value: Any, name: str) -> list[tuple[str, Any]]:
+    """Return a module and those inside, each once, with their names: in a third of the time of `named_modules`."""
+    found, left, seen = list[tuple[str, Any]](), [(name, value)] if _is_module(value) else [], set[int]()
+    while left:
+        name, one = pair = left.pop()
+        if id(one) not in seen:
+            seen.add(id(one))
+            found.append(pair)
+            if one._modules:
+                before = f"{name}." if name else ""
+                left += [(before + key, inner) for key, inner in one._modules.items() if inner is not None]
+    return found
 
 
 def _saved_tensors(module: Any) -> Iterator[Any]:
@@ -293,16 +320,23 @@ def _saved_tensors(module: Any) -> Iterator[Any]:
         yield from (tensor for key, tensor in inner._buffers.items() if tensor is not None and key not in hidden)
 
 
-def _modes(value: Any) -> list[Any] | None:
-    """Return whether a module is in training mode, and the names of the modules inside that are in the other one."""
-    if not _is_module(value):
+def _modes(named: list[tuple[str, Any]]) -> list[Any] | None:
+    """Return whether a module is in training mode, and the paths of the modules inside that are in the other one."""
+    if not named:
         return None
-    return [value.training, [name for name, one in value.named_modules() if one.training != value.training]]
+    training = named[0][1].training
+    return [training, [path for path, one in named if one.training != training]]
+
+
+def _is_atom(value: Any) -> bool:
+    """Return whether a value cannot change in place."""
+    kind = type(value)
+    return kind in _ATOMS or (kind is tuple and all(type(one) in _ATOMS for one in value))
 
 
 def _marked(value: Any) -> Any:
-    """Return a mark of a value that can change in place, or is no atom; None if it cannot be stored."""
-    if type(value) in _ATOMS:
+    """Return a mark of a value that can change in place; None for others, and if it cannot be stored."""
+    if _is_atom(value):
         return None
     try:
         access = rng.generator(value)
