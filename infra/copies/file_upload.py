@@ -13,6 +13,7 @@ from pathlib import Path
 from infra.copies.errors import CopyFailed, CopyInUse
 from infra.copies.uploads import CopyPlan, Read, Upload
 from mizzen.objects import checksums
+from mizzen.objects.buffers import aligned
 from mizzen.objects.disk import advise, lock, read
 
 _MARK = "user.mizzen.copy"
@@ -224,7 +225,7 @@ def _data(descriptor: int, start: int, end: int) -> tuple[int, int]:
 def _checksum(descriptor: int, start: int, end: int, algorithm: str) -> str:
     """Return the checksum of a range of a file; of a shorter range if the file ends before."""
     digest = checksums.digest(algorithm)
-    buffer = memoryview(bytearray(min(_PIECE_BYTES, end - start)))
+    buffer = aligned(min(_PIECE_BYTES, end - start))
     while start < end and (count := os.preadv(descriptor, [buffer[: end - start]], start)):
         digest.update(buffer[:count])
         start += count

@@ -12,6 +12,7 @@ from typing import TypeAlias
 
 from infra.copies.bandwidth import BandwidthShare
 from mizzen.objects import checksums
+from mizzen.objects.buffers import aligned
 from mizzen.objects.store import MissingObject, ObjectInfo, ObjectStore
 from mizzen.objects.workers import Workers
 
@@ -195,7 +196,7 @@ def object_checksum(store: ObjectStore, key: str, algorithm: str, share: Bandwid
     known = store.size(key)
     if known is None:
         raise MissingObject(f"no object {key!r} at {store.uri('')}")
-    body = memoryview(bytearray(max(1, min(_PIECE_BYTES, known))))
+    body = aligned(max(1, min(_PIECE_BYTES, known)))
     at = 0
     with store.opened(key) as fetch:
         while True:

@@ -14,6 +14,7 @@ from infra.copies.manifest import object_checksum
 from infra.copies.store_digest import InOrder, StoreDigest, check, digest_of
 from infra.copies.uploads import CopyPlan, CopyStore, Upload
 from mizzen.objects import checksums
+from mizzen.objects.buffers import aligned
 from mizzen.objects.store import ChangedObject, Fetch, ObjectInfo
 from mizzen.objects.workers import AT_ONCE, Workers
 
@@ -225,7 +226,7 @@ class Moving:
                 if digest is not None:
                     digest.update(part)
                 expected = checksums.checksum(algorithm, [part])
-                body = memoryview(bytearray(len(part)))
+                body = aligned(len(part))
                 got = checksums.checksum(algorithm, [body[: fetch_back(body, plan.span(number)[0])]])
                 if got != expected:
                     return f"part {number + 1} of {plan.parts} is {got} at the target, {expected} in the source"

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from mizzen.checkpoint.snapshot import anonymous, move
+from mizzen.checkpoint.snapshot import move
 from mizzen.checkpoint.tensors import live_memory, loaded
+from mizzen.objects.buffers import mapped
 from mizzen.objects.workers import Workers
 
 DEFAULT_PINNED_BYTES = 256 << 20
@@ -101,7 +102,7 @@ class GpuCopies:
         if not size_bytes:
             return memoryview(bytearray())
         if self._used == len(self._hosts) or len(self._hosts[self._used]) < size_bytes:
-            self._hosts[self._used : self._used + 1] = [anonymous(size_bytes)]
+            self._hosts[self._used : self._used + 1] = [mapped(size_bytes)]
         self._used += 1
         return self._hosts[self._used - 1][:size_bytes]
 

@@ -1,12 +1,12 @@
 """The records of a root: manifests of checkpoints, claims of attempts, and shard records of single ranks."""
 
-import hashlib
 import json
 import re
 from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
+from mizzen.objects import checksums
 
 MANIFEST_FORMAT = "mizzen.checkpoint/2"
 CLAIM_FORMAT = "mizzen.claim/1"
@@ -223,4 +223,5 @@ def _sealed(body: dict[str, Any]) -> bytes:
 
 
 def _digest(body: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+    text = json.dumps(body, sort_keys=True, separators=(",", ":"))
+    return checksums.checksum("sha256", [text.encode()]).removeprefix("sha256:")

@@ -5,10 +5,9 @@ in torch (kernels round differently at other addresses), or the tensors of a liv
 addition, only a few pieces are held in memory.
 """
 
-import mmap
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from struct import error as StructError
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,14 +16,12 @@ from mizzen.checkpoint.errors import CorruptCheckpointError
 from mizzen.checkpoint.log import readable
 from mizzen.checkpoint.manifest import Part
 from mizzen.checkpoint.part_stream import expected_digest, stream
+from mizzen.objects.buffers import aligned, padded
 from mizzen.objects.store import Fetch, ObjectStore
 from mizzen.objects.workers import Workers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
-
-ALIGNED_BYTES = 64
-"""Alignment of torch's own allocations."""
 
 _PIECE_BYTES = 8 << 20
 _STAGED_BYTES = 2 << 20
@@ -35,7 +32,6 @@ _FETCHES = 4
 """Pieces that are fetched concurrently."""
 _AHEAD = 2 * _FETCHES
 _HEAD_BYTES = 64 << 10
-_MAPPED_BYTES = 1 << 20
 
 
 class _Piece(NamedTuple):
@@ -53,7 +49,7 @@ def fetch_part(store: ObjectStore, part: Part) -> memoryview:
         CorruptCheckpointError: the part is missing, or differs from what was committed.
         CheckpointError: the part cannot be read for another reason.
     """
-    content = aligned_buffer(part.size_bytes)
+    content = aligned(part.size_bytes)
     with _reading(store, part) as reading:
         reading.read(
             _Piece(start, len(view), (view,))
@@ -82,12 +78,12 @@ def fetch_tensors(store: ObjectStore, part: Part) -> tensorfile.Content:
         except (ValueError, KeyError, TypeError, AttributeError, StructError) as error:
             verify_part(store, part)  # If the file is damaged, this raises the more exact checksum error.
             raise CorruptCheckpointError(f"{part.key}: the tensors cannot be read: {error!r}") from error
-        memory, used = aligned_buffer(sum(_aligned(entry.size_bytes) for entry in entries)), 0
+        memory, used = aligned(sum(padded(entry.size_bytes) for entry in entries)), 0
         tensors: tensorfile.Tensors = {}
         places: list[memoryview] = []
         for entry in entries:
             view = memory[used : used + entry.size_bytes]
-            used += _aligned(entry.size_bytes)
+            used += padded(entry.size_bytes)
             tensors[entry.name] = (entry.dtype, entry.shape, view)
             places.append(view)
         reading.read(_scattered(start, places))
@@ -113,30 +109,6 @@ def begins_with(store: ObjectStore, part: Part, head: bytes) -> bool:
     """
     with readable(part.key):
         return store.get_range(part.key, 0, len(head)) == head
-
-
-def aligned_buffer(size_bytes: int) -> memoryview:
-    """Return writable memory that begins at a multiple of `ALIGNED_BYTES`.
-
-    Large buffers are mapped, so that Python does not fill them with zeros first. The mapping is private, because first
-    access costs half as much as with shared memory, mmap's default. It uses huge pages if the kernel has any, which
-    lowers the cost further.
-    """
-    if size_bytes < _MAPPED_BYTES:
-        import ctypes  # See `tensors.live_memory`.
-
-        memory = bytearray(size_bytes + ALIGNED_BYTES)
-        skip = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % ALIGNED_BYTES
-        return memoryview(memory)[skip : skip + size_bytes]
-    mapped = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):
-            mapped.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(mapped)
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // ALIGNED_BYTES) * ALIGNED_BYTES
 
 
 def _scattered(start: int, places: Iterable[memoryview]) -> Iterator[_Piece]:
@@ -220,7 +192,7 @@ class _Reading:
     def _staged(self, slot: int, size_bytes: int) -> memoryview:
         """Return the staging buffer of a slot. Its last piece, `_AHEAD` pieces ago, is already consumed."""
         while len(self._staging) <= slot:
-            self._staging.append(memoryview(bytearray(min(_STAGED_BYTES, self.part.size_bytes))))
+            self._staging.append(aligned(min(_STAGED_BYTES, self.part.size_bytes)))
         return self._staging[slot][:size_bytes]
 
 

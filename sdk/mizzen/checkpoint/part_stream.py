@@ -10,6 +10,7 @@ from mizzen.checkpoint.errors import CorruptCheckpointError, MissingLibraryError
 from mizzen.checkpoint.log import readable
 from mizzen.checkpoint.manifest import Part
 from mizzen.objects import checksums
+from mizzen.objects.buffers import aligned
 from mizzen.objects.store import Fetch, MissingObject, ObjectStore
 from mizzen.objects.workers import Workers
 
@@ -100,7 +101,7 @@ def _pieces(fetch: Fetch, workers: Workers | None, count: int, part: Part, piece
             waiting.append((memory, piece, done))
 
     for _ in range(count):
-        ask(memoryview(bytearray(min(piece_bytes, part.size_bytes))))
+        ask(aligned(min(piece_bytes, part.size_bytes)))
     while waiting:
         memory, piece, done = waiting.popleft()
         if done() != len(piece):

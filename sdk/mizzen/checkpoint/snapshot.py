@@ -1,9 +1,8 @@
 """Copies a state in memory, so that a background thread can write it while training continues."""
 
-import mmap
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 
+from mizzen.objects.buffers import mapped, padded
 from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
 
@@ -11,7 +10,6 @@ _COPIES = 2
 """Threads that copy concurrently: one core does not saturate the memory bandwidth."""
 _PIECE_BYTES = 32 << 20
 _SMALL_BYTES = 1 << 20
-_ALIGNED_BYTES = 64
 
 
 class Snapshot:
@@ -28,11 +26,11 @@ class Snapshot:
         Chunks for which `owned` returns True are already copies, and are returned unchanged.
         """
         need = sum(
-            _aligned(memoryview(chunk).nbytes) for _, chunks in encoded.values() for chunk in chunks if not owned(chunk)
+            padded(memoryview(chunk).nbytes) for _, chunks in encoded.values() for chunk in chunks if not owned(chunk)
         )
         if need > len(self._memory):
             # Allocate new memory instead of resizing: views of the old memory may still be in use.
-            self._memory = anonymous(need + need // 16)
+            self._memory = mapped(need + need // 16)
         taken: dict[str, tuple[str, list[Chunk]]] = {}
         large: list[tuple[memoryview, memoryview]] = []
         used = 0
@@ -44,7 +42,7 @@ class Snapshot:
                     continue
                 source = memoryview(chunk).cast("B")
                 target = self._memory[used : used + len(source)]
-                used += _aligned(len(source))
+                used += padded(len(source))
                 copies.append(target)
                 if len(source) < _SMALL_BYTES or source.readonly:
                     target[:] = source
@@ -59,18 +57,6 @@ class Snapshot:
                 for done in [workers.submit(move, *pair) for pair in large]:
                     done.result()
         return taken
-
-
-def _aligned(size_bytes: int) -> int:
-    return -(-size_bytes // _ALIGNED_BYTES) * _ALIGNED_BYTES
-
-
-def anonymous(size_bytes: int) -> memoryview:
-    """Return new memory, in huge pages where the system has them: then its first use takes a third of the time."""
-    memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return memoryview(memory)
 
 
 def move(target: memoryview, source: memoryview) -> None:

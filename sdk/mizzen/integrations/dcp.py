@@ -36,7 +36,7 @@ from torch.futures import Future
 
 from mizzen.checkpoint.errors import CheckpointError
 from mizzen.checkpoint.manifest import Manifest, Part
-from mizzen.checkpoint.part_reader import ALIGNED_BYTES, fetch_part, verify_part
+from mizzen.checkpoint.part_reader import fetch_part, verify_part
 from mizzen.checkpoint.place import Gang, Retention
 from mizzen.checkpoint.removal import sweep
 from mizzen.checkpoint.root_view import open_checkpoints
@@ -44,6 +44,7 @@ from mizzen.checkpoint.roots import open_root
 from mizzen.checkpoint.state_saver import whole_step
 from mizzen.checkpoint.writer import Writer, open_writer
 from mizzen.objects import checksums
+from mizzen.objects.buffers import padded
 from mizzen.objects.store import Chunk, Fetch
 from mizzen.objects.workers import Workers
 
@@ -133,7 +134,7 @@ class RootWriter(StorageWriter):
                 tensor = value.detach().cpu().contiguous()
                 chunk, dtype, shape = _memory(tensor), tensor.dtype, tuple(tensor.shape)
             found.append((item.index, offset, chunk.nbytes, dtype, shape))
-            padding = -chunk.nbytes % ALIGNED_BYTES
+            padding = padded(chunk.nbytes) - chunk.nbytes
             chunks += [chunk, bytes(padding)]
             offset += chunk.nbytes + padding
         results: list[WriteResult] = []

@@ -4,7 +4,6 @@ They detect accidental damage, not tampering. A checksum includes its algorithm,
 can be verified on any machine that has the algorithm.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any
@@ -24,6 +23,8 @@ class MissingAlgorithm(ValueError):
 
 @cache
 def _algorithms() -> dict[str, Callable[[], Any]]:
+    import hashlib  # Not at the start: it loads OpenSSL, which takes some ms of CPU.
+
     known: dict[str, Callable[[], Any]] = {"sha256": hashlib.sha256}
     try:
         from xxhash import xxh3_128

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from mizzen.objects.buffers import aligned
 from mizzen.objects.store import Body, chunks_of
 
 _NO_LOCKS = {errno.EBADF, errno.ENOLCK, errno.EINVAL, errno.ENOTSUP, errno.ENOSYS}
@@ -137,7 +138,7 @@ def _views(body: Body) -> Iterator[memoryview]:
     if not isinstance(body, Path):
         yield from chunks_of(body)
         return
-    buffer = memoryview(bytearray(_WRITE_BYTES))
+    buffer = aligned(_WRITE_BYTES)
     with body.open("rb", buffering=0) as source:
         while count := source.readinto(buffer):
             yield buffer[:count]

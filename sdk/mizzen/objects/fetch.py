@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import get_ident
 from urllib.parse import urlsplit
 
+from mizzen.objects.buffers import aligned
 from mizzen.objects.store import Fetch, ObjectInfo, ObjectStore, check_key
 from mizzen.objects.urls import open_store
 from mizzen.objects.workers import AT_ONCE, Workers
@@ -84,7 +85,7 @@ def _copy(source: ObjectStore, info: ObjectInfo, path: Path, readers: Workers | 
 
 
 def _bring(read: Fetch, descriptor: int, info: ObjectInfo, start: int) -> int:
-    piece = memoryview(bytearray(min(_PIECE_BYTES, info.size_bytes - start)))
+    piece = aligned(min(_PIECE_BYTES, info.size_bytes - start))
     count, done = read(piece, start), 0
     while done < count:
         done += os.pwrite(descriptor, piece[done:count], start + done)
