@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from mizzen.checkpoint import rng, trees
 from mizzen.checkpoint.errors import StateError
+from mizzen.checkpoint.known_modules import KnownModules
 from mizzen.checkpoint.refill import Refill, storage
 from mizzen.checkpoint.tensors import loaded
 
@@ -86,11 +87,12 @@ class ChangedAttributes:
         self._objects: dict[str, Any] = {}
         self._before: dict[str, _Before] = {}
         self._modes: dict[str, Any] = {}
+        self._known: dict[str, KnownModules] = {}
 
     def begin(self, objects: Mapping[str, Any]) -> None:
         """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
         self._objects = dict(objects)
-        self._before = {}
+        self._before, self._known = {}, {}
         named = self._named()
         for path, module in chain.from_iterable(named.values()):
             now = vars(module)
@@ -103,6 +105,10 @@ class ChangedAttributes:
             marks = {name: mark for name, value in self._attributes(one) if (mark := _marked(value)) is not None}
             self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
         self._modes = {part: _modes(modules) for part, modules in named.items()}
+        for part, modules in named.items():
+            if modules:
+                self._known[part] = known = KnownModules(modules, _excluded(type(self._objects[part])))
+                known.mutable = [pair for pair in modules if self._before[pair[0]].is_mutable]
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
@@ -121,7 +127,12 @@ class ChangedAttributes:
                     (values if access is None else generators).setdefault(one.path, {})[name] = (
                         value if access is None else access[0]()
                     )
-        modes = {part: mode for part, modules in named.items() if (mode := _modes(modules)) != self._modes[part]}
+        modes = {
+            part: mode
+            for part, known in self._known.items()
+            if not (known.pairs is named[part] and known.have_mode())
+            and (mode := _modes(named[part])) != self._modes[part]
+        }
         found = {"values": self._storable(values), "generators": generators, "modes": modes}
         return found if any(found.values()) else {}
 
@@ -192,7 +203,8 @@ class ChangedAttributes:
 
     def _named(self) -> dict[str, list[tuple[str, Any]]]:
         """Return the modules of each part, with their paths; none for other objects."""
-        return {part: _named_modules(one, part) for part, one in self._objects.items()}
+        known = {part: one.pairs for part, one in self._known.items() if one.are_same()}
+        return {part: known.get(part) or _named_modules(one, part) for part, one in self._objects.items()}
 
     def _holders(self, named: dict[str, list[tuple[str, Any]]], *, quick: bool = False) -> Iterator[_Holder]:
         """Yield the tracked objects and those inside; with `quick`, perhaps not those that have not changed.
@@ -203,7 +215,8 @@ class ChangedAttributes:
         seen |= {id(one) for one in self._objects.values()}
         for part, one in self._objects.items():
             if named[part]:
-                for path, module in named[part]:
+                known = self._known.get(part) if quick else None
+                for path, module in named[part] if known is None else known.suspects(named[part]):
                     if quick and path in self._before and self._before[path].is_same(vars(module)):
                         continue
                     hidden = {key: module._buffers[key] for key in sorted(module._non_persistent_buffers_set)}
