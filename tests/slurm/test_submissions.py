@@ -231,9 +231,10 @@ def test_what_a_node_lacks(transport: str) -> None:
     with cluster(1, rest=transport == "rest") as slurm:
         (home := slurm.folder / "home").mkdir()
         (folder := home / "pilots").mkdir()
+        no_secrets = agent_exits.SAID[agent_exits.NO_SECRETS]
         for without, agent, words in (
-            (folder, "sleep 600 #", agent_exits.SAID[agent_exits.NO_SECRETS]),
-            (home, "sleep 600 #", "node n1 could not start the job"),
+            (folder, "sleep 600 #", no_secrets),
+            (home, "sleep 600 #", ("node n1 could not start the job", no_secrets)),  # 24.11 makes the log's folder.
             (None, "/nowhere/mizzen agent", agent_exits.SAID[agent_exits.NOT_FOUND]),
             (None, "sh -c 'exit 3' #", "its agent ended with exit status 3 (NonZeroExitCode); its log is in-"),
         ):
