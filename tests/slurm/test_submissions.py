@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(900)]
 SUBMISSIONS = 200
 _WRAPPER = """#!/bin/sh
 # By chance: nothing is submitted, the answer is lost, the answer is nonsense, or all is well.
-script=$(mktemp)
+script=$(mktemp -p {folder})
 cat > "$script"
 case $(($(od -An -N1 -tu1 /dev/urandom) % 4)) in
     0) echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1 ;;
@@ -60,7 +60,7 @@ def _losing(slurm: SlurmCluster, transport: str, folder: Path, patch: pytest.Mon
         with losing(url, 1) as proxy:
             yield provider_on(slurm, "commands", rest={**slurm.rest, "url": proxy + slash + path})
         return
-    (wrapper := folder / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch"))
+    (wrapper := folder / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch", folder=folder))
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
     patch.setenv("PATH", f"{folder}:{slurm.environ['PATH']}")
     yield provider_on(slurm, "commands")
