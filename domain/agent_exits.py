@@ -16,8 +16,8 @@ SAID = {
     UNSTORED: "its agent has ended; output of its tasks could not be stored",
     RESTARTED: "Slurm started the job again after its node or partition took it back; mizzen requests another one",
     STOPPED: "its agent was stopped without notice",
-    NO_SECRETS: "its node sees no secrets of it in the provider's folder: nodes do not share this folder, or another job "
-    "of the instance took them",
+    NO_SECRETS: "its node sees no secrets of it in the provider's folder: nodes do not share this folder, or another "
+    "job of the instance took them",
     NOT_EXECUTABLE: "the program of its agent cannot be executed there (exit status 126)",
     NOT_FOUND: "the program of its agent, or one of `prepare`, is not there (exit status 127)",
 }

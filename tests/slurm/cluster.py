@@ -187,9 +187,9 @@ class SlurmCluster:
         self._run("slurmctld", "-D", "-i")
 
     def start_node(self, name: str, without: Path | None = None) -> None:
-        """Starts the slurmd of a node. `without`: a folder that is empty there, as one that the nodes do not share."""
-        hide = [] if without is None else ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', without]
-        self._run(*map(str, hide), "slurmd", "-D", "-N", name, label=name)
+        """Starts the slurmd of a node. `without`: a folder that is empty there, as one that nodes do not share."""
+        hidden = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs none "$0" && exec "$@"', str(without)]
+        self._run(*(hidden if without else []), "slurmd", "-D", "-N", name, label=name)
 
     def kill(self, label: str) -> None:
         """Kills a daemon: `slurmctld`, or the slurmd of the node with this name."""

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.long, pytest.mark.timeout(900)]
 SUBMISSIONS = 200
 _WRAPPER = """#!/bin/sh
 # By chance: nothing is submitted, the answer is lost, the answer is nonsense, or all is well.
-script=$(mktemp)
+script=$(mktemp -p {folder})
 cat > "$script"
 case $(($(od -An -N1 -tu1 /dev/urandom) % 4)) in
     0) echo 'sbatch: error: Batch job submission failed: Socket timed out on send/recv operation' >&2; exit 1 ;;
@@ -60,7 +60,7 @@ def _losing(slurm: SlurmCluster, transport: str, folder: Path, patch: pytest.Mon
         with losing(url, 1) as proxy:
             yield provider_on(slurm, "commands", rest={**slurm.rest, "url": proxy + slash + path})
         return
-    (wrapper := folder / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch"))
+    (wrapper := folder / "sbatch").write_text(_WRAPPER.format(sbatch="/usr/bin/sbatch", folder=folder))
     wrapper.chmod(wrapper.stat().st_mode | stat.S_IXUSR)
     patch.setenv("PATH", f"{folder}:{slurm.environ['PATH']}")
     yield provider_on(slurm, "commands")
@@ -231,9 +231,10 @@ def test_what_a_node_lacks(transport: str) -> None:
     with cluster(1, rest=transport == "rest") as slurm:
         (home := slurm.folder / "home").mkdir()
         (folder := home / "pilots").mkdir()
+        no_secrets = agent_exits.SAID[agent_exits.NO_SECRETS]
         for without, agent, words in (
-            (folder, "sleep 600 #", agent_exits.SAID[agent_exits.NO_SECRETS]),
-            (home, "sleep 600 #", "node n1 could not start the job"),
+            (folder, "sleep 600 #", no_secrets),
+            (home, "sleep 600 #", ("node n1 could not start the job", no_secrets)),  # 24.11 makes the log's folder.
             (None, "/nowhere/mizzen agent", agent_exits.SAID[agent_exits.NOT_FOUND]),
             (None, "sh -c 'exit 3' #", "its agent ended with exit status 3 (NonZeroExitCode); its log is in-"),
         ):

@@ -16,7 +16,7 @@ _MOST_ENDS, _KEPT_S = 10_000, 3600.0
 _AGAIN_S = 10.0
 """Events that explain a deletion may arrive late: they are read again after this time."""
 _SILENT_S = 60.0
-"""Clusters may keep events in a store of their own. If they cannot be read, they are not read for any pod for this time."""
+"""Clusters may keep events in a store of their own. If they cannot be read, no pod's are read again for this time."""
 _DELETED = "Deleted: the pod was deleted or evicted"
 _log = logging.getLogger(__name__)
 
