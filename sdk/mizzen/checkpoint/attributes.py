@@ -14,10 +14,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
-from itertools import chain
 from operator import is_
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from mizzen.checkpoint import rng, trees
 from mizzen.checkpoint.errors import StateError
@@ -37,6 +36,10 @@ _LEAVES = 1_000
 """Of longer lists and dicts, only the first and the last items are compared."""
 _DEPTH = 4
 _TENSORS = ("_parameters", "_buffers")
+
+
+_Named: TypeAlias = list[tuple[str, Any]]
+"""Modules with their paths."""
 
 
 class _Before(NamedTuple):
@@ -92,24 +95,46 @@ class ChangedAttributes:
         self._objects = dict(objects)
         self._before = {}
         named = self._named()
-        for path, module in chain.from_iterable(named.values()):
-            now = vars(module)
-            # Most modules have only numbers: this is quicker than the general way.
-            if not module._non_persistent_buffers_set and all(
-                type(now[name]) in _ATOMS or _is_atom(now[name]) for name in now.keys() - _excluded(type(module))
-            ):
-                self._before[path] = _Before(dict(now), {}, False)
-        for one in self._holders(named, quick=True):
+        for one in self._holders(named, {part: self._begin_plain(modules) for part, modules in named.items()}):
             marks = {name: mark for name, value in self._attributes(one) if (mark := _marked(value)) is not None}
             self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
         self._modes = {part: _modes(modules) for part, modules in named.items()}
+
+    def _begin_plain(self, modules: _Named) -> _Named:
+        """Remember the attributes of the modules that have only numbers and texts, and return the others.
+
+        This is quicker than the general way, and most modules are of a few classes of torch.
+        """
+        sizes: dict[type, int] = {}
+        others = []
+        for pair in modules:
+            path, module = pair
+            kind, now = type(module), vars(module)
+            is_plain = not module._non_persistent_buffers_set and (
+                sizes.get(kind) == len(now) or all(_is_atom(now[name]) for name in now.keys() - _excluded(kind))
+            )
+            if not is_plain:
+                others.append(pair)
+                continue
+            self._before[path] = _Before(now.copy(), {}, False)
+            if kind.__module__.startswith("torch.nn."):
+                sizes[kind] = len(now)
+        return others
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
         values: dict[str, dict[str, Any]] = {}
         generators: dict[str, dict[str, Any]] = {}
         named = self._named()
-        for one in self._holders(named, quick=True):
+        others = {
+            part: [
+                pair
+                for pair in modules
+                if pair[0] not in self._before or not self._before[pair[0]].is_same(vars(pair[1]))
+            ]
+            for part, modules in named.items()
+        }
+        for one in self._holders(named, others):
             before = self._before.get(one.path, _Before({}, {}, True))
             for name, value in self._attributes(one):
                 if _is_atom(value):
@@ -131,7 +156,7 @@ class ChangedAttributes:
             return
         refill = Refill(ExitStack(), self._objects)
         named = self._named()
-        for one in list(self._holders(named)):
+        for one in list(self._holders(named, named)):
             content = vars(one.value)
             for name, new in saved["values"].get(one.path, {}).items():
                 if name in _TENSORS and _is_module(one.value):
@@ -190,22 +215,17 @@ class ChangedAttributes:
                 yield name, value
         yield from one.tensors.items()
 
-    def _named(self) -> dict[str, list[tuple[str, Any]]]:
+    def _named(self) -> dict[str, _Named]:
         """Return the modules of each part, with their paths; none for other objects."""
         return {part: _named_modules(one, part) for part, one in self._objects.items()}
 
-    def _holders(self, named: dict[str, list[tuple[str, Any]]], *, quick: bool = False) -> Iterator[_Holder]:
-        """Yield the tracked objects and those inside; with `quick`, perhaps not those that have not changed.
-
-        `named`: see `_named`.
-        """
+    def _holders(self, named: Mapping[str, _Named], among: Mapping[str, _Named]) -> Iterator[_Holder]:
+        """Yield the tracked objects and those inside; of the modules in `named`, only those in `among`."""
         seen = {id(inner) for modules in named.values() for _, inner in modules}
         seen |= {id(one) for one in self._objects.values()}
         for part, one in self._objects.items():
             if named[part]:
-                for path, module in named[part]:
-                    if quick and path in self._before and self._before[path].is_same(vars(module)):
-                        continue
+                for path, module in among[part]:
                     hidden = {key: module._buffers[key] for key in sorted(module._non_persistent_buffers_set)}
                     hidden = {key: tensor for key, tensor in hidden.items() if tensor is not None}
                     held = {"_buffers": hidden} if module._non_persistent_buffers_set else {}
@@ -299,7 +319,7 @@ def _is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _named_modules(value: Any, name: str) -> list[tuple[str, Any]]:
+def _named_modules(value: Any, name: str) -> _Named:
     """Return a module and those inside, each once, with their names: in a third of the time of `named_modules`."""
     found, left, seen = list[tuple[str, Any]](), [(name, value)] if _is_module(value) else [], set[int]()
     while left:
@@ -320,7 +340,7 @@ def _saved_tensors(module: Any) -> Iterator[Any]:
         yield from (tensor for key, tensor in inner._buffers.items() if tensor is not None and key not in hidden)
 
 
-def _modes(named: list[tuple[str, Any]]) -> list[Any] | None:
+def _modes(named: _Named) -> list[Any] | None:
     """Return whether a module is in training mode, and the paths of the modules inside that are in the other one."""
     if not named:
         return None
