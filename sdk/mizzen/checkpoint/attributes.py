@@ -36,6 +36,8 @@ _LEAVES = 1_000
 """Of longer lists and dicts, only the first and the last items are compared."""
 _DEPTH = 4
 _TENSORS = ("_parameters", "_buffers")
+_DATA = (".dataset", ".collate_fn")
+"""How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
 
 
 _Named: TypeAlias = list[tuple[str, Any]]
@@ -143,6 +145,8 @@ class ChangedAttributes:
                         values.setdefault(one.path, {})[name] = value
                 elif (mark := _marked(value)) is not None and mark != before.marks.get(name):
                     access = rng.generator(value)
+                    if access is not None and one.part.endswith(_DATA):
+                        continue  # Its loader saves it.
                     (values if access is None else generators).setdefault(one.path, {})[name] = (
                         value if access is None else access[0]()
                     )
@@ -150,13 +154,18 @@ class ChangedAttributes:
         found = {"values": self._storable(values), "generators": generators, "modes": modes}
         return found if any(found.values()) else {}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored."""
+    def restore(self, saved: Mapping[str, Any], *, data: bool = True) -> None:
+        """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored.
+
+        `data`: also those of datasets and collators, which a script may use for looks at the data before it resumes.
+        """
         if not saved:
             return
         refill = Refill(ExitStack(), self._objects)
         named = self._named()
         for one in list(self._holders(named, named)):
+            if one.part.endswith(_DATA) and not data:
+                continue
             content = vars(one.value)
             for name, new in saved["values"].get(one.path, {}).items():
                 if name in _TENSORS and _is_module(one.value):
@@ -259,12 +268,12 @@ def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(one, torch.nn.Module | torch.optim.Optimizer):
             found[name] = one
             continue
-        for attribute in ("dataset", "collate_fn"):
-            data = getattr(one, attribute, None)
+        for suffix in _DATA:
+            data = getattr(one, suffix[1:], None)
             kind = type(data)
             is_known = is_of_script(kind) or kind.__module__ == "torch.utils.data.dataset"
             if is_known and not hasattr(data, "state_dict") and isinstance(getattr(data, "__dict__", None), dict):
-                found[f"{name}.{attribute}"] = data
+                found[name + suffix] = data
     return found
 
 
