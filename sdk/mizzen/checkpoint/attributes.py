@@ -11,7 +11,7 @@ large, so of tensors that a training replaces at most `MOST_BYTES` are saved, th
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
 from operator import is_
@@ -53,7 +53,7 @@ class _Before(NamedTuple):
     is_mutable: bool
     """Whether anything in it may change while it has the same values."""
 
-    def is_same(self, now: dict[str, Any]) -> bool:
+    def is_same(self, now: Mapping[str, Any]) -> bool:
         """Return whether `now` are the same attributes."""
         if self.is_mutable or len(now) != len(self.values):
             return False
@@ -198,8 +198,10 @@ class ChangedAttributes:
                     if tensors and owned is None:
                         owned = self._owned()
                     if not any(storage(one) in owned for one in tensors if owned):
-                        is_bound = name in _TENSORS or not flat
-                        sizes.append((0 if is_bound else sum(one.nbytes for _, one in flat.leaves), path, name))
+                        is_bound = name in _TENSORS
+                        sizes.append(
+                            (0 if is_bound or not flat else sum(one.nbytes for _, one in flat.leaves), path, name)
+                        )
                         continue
                 del found[name]
         left = MOST_BYTES
@@ -295,8 +297,7 @@ def _is_holder(value: Any) -> bool:
     return is_of_script(kind) and rng.generator(value) is None and not isinstance(value, list | dict | tuple | deque)
 
 
-@cache
-def is_of_script(kind: type) -> bool:
+def _is_of_script(kind: type) -> bool:
     """Return whether a class is not of a library."""
     import sysconfig  # Not at the start: few scripts need it there.
 
@@ -306,8 +307,7 @@ def is_of_script(kind: type) -> bool:
     return not is_library and (file is not None or kind.__module__ == "__main__")
 
 
-@cache
-def _excluded(kind: type) -> frozenset[str]:
+def _excluded_of(kind: type) -> frozenset[str]:
     """Return the attributes that a library uses itself."""
     torch = loaded("torch")
     if torch is not None and issubclass(kind, torch.nn.Module):
@@ -317,10 +317,15 @@ def _excluded(kind: type) -> frozenset[str]:
     return frozenset()
 
 
-@cache
-def _hides_private(kind: type) -> bool:
+def _hides_private_of(kind: type) -> bool:
     """Return whether private attributes belong to a library."""
     return any(one.__module__.startswith(("torch.optim", "lightning.", "pytorch_lightning.")) for one in kind.__mro__)
+
+
+# With the types of plain functions: mypy takes a class of any kind for unhashable.
+is_of_script: Callable[[type], bool] = cache(_is_of_script)
+_excluded: Callable[[type], frozenset[str]] = cache(_excluded_of)
+_hides_private: Callable[[type], bool] = cache(_hides_private_of)
 
 
 def _is_module(value: Any) -> bool:
