@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import Dataset
 
 from mizzen import Checkpointer
 from mizzen.checkpoint import StateError, Tracked
 from mizzen.checkpoint.attributes import ATTRIBUTES, MOST_BYTES
+from mizzen.integrations.torch import ResumableLoader
 
 
 class Meter:
@@ -160,6 +162,43 @@ def test_optimizers_and_metrics(tmp_path: Path) -> None:
     checkpointer.step(1)
     (metric, optimizer), _ = make()
     assert (float(metric.compute()), optimizer.count, optimizer.slow[0].tolist()) == (3.0, 5, [1.0])
+
+
+class Data(Dataset[Any]):
+    """A dataset with an attribute that the training changes, and a generator, which its loader saves."""
+
+    def __init__(self) -> None:
+        self.difficulty, self.noise = 0.0, np.random.default_rng(1)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, index: int) -> float:
+        return self.difficulty + float(self.noise.random())
+
+
+def test_a_look_sees_a_dataset_as_at_the_start(tmp_path: Path) -> None:
+    """The attributes of a dataset are set when the loader resumes: a look before it gets what it got at first."""
+    batches = []
+    for start in range(2):
+        loader = ResumableLoader(Data(), batch_size=2)
+        checkpointer = Checkpointer(tmp_path, interval_s=0)
+        net = nn.Linear(1, 1)
+        checkpointer.track(net=net, loader=loader)
+        checkpointer.restore()
+        look = next(iter(loader)).tolist()
+        for number, batch in enumerate(loader, loader.used):
+            batches.append((look, batch.tolist()))
+            loader.dataset.difficulty += 1.0  # type: ignore[attr-defined]
+            with torch.no_grad():
+                net.weight.add_(1.0)
+            if not start:
+                checkpointer.step(number + 1)
+                if number == 1:
+                    break
+    looks = [look for look, _ in batches]
+    assert looks == [looks[0]] * len(looks)
+    assert [int(batch[0]) for _, batch in batches] == [0, 1, 2]
 
 
 def test_the_name_of_the_part_is_taken() -> None:

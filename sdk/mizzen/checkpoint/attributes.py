@@ -11,13 +11,12 @@ large, so of tensors that a training replaces at most `MOST_BYTES` are saved, th
 
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from functools import cache
-from itertools import chain
 from operator import is_
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from mizzen.checkpoint import rng, trees
 from mizzen.checkpoint.errors import StateError
@@ -38,6 +37,12 @@ _LEAVES = 1_000
 """Of longer lists and dicts, only the first and the last items are compared."""
 _DEPTH = 4
 _TENSORS = ("_parameters", "_buffers")
+_DATA = (".dataset", ".collate_fn")
+"""How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
+
+
+_Named: TypeAlias = list[tuple[str, Any]]
+"""Modules with their paths."""
 
 
 class _Before(NamedTuple):
@@ -49,7 +54,7 @@ class _Before(NamedTuple):
     is_mutable: bool
     """Whether anything in it may change while it has the same values."""
 
-    def is_same(self, now: dict[str, Any]) -> bool:
+    def is_same(self, now: Mapping[str, Any]) -> bool:
         """Return whether `now` are the same attributes."""
         if self.is_mutable or len(now) != len(self.values):
             return False
@@ -94,14 +99,7 @@ class ChangedAttributes:
         self._objects = dict(objects)
         self._before, self._known = {}, {}
         named = self._named()
-        for path, module in chain.from_iterable(named.values()):
-            now = vars(module)
-            # Most modules have only numbers: this is quicker than the general way.
-            if not module._non_persistent_buffers_set and all(
-                type(now[name]) in _ATOMS or _is_atom(now[name]) for name in now.keys() - _excluded(type(module))
-            ):
-                self._before[path] = _Before(dict(now), {}, False)
-        for one in self._holders(named, quick=True):
+        for one in self._holders(named, {part: self._begin_plain(modules) for part, modules in named.items()}):
             marks = {name: mark for name, value in self._attributes(one) if (mark := _marked(value)) is not None}
             self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
         self._modes = {part: _modes(modules) for part, modules in named.items()}
@@ -110,12 +108,34 @@ class ChangedAttributes:
                 self._known[part] = known = KnownModules(modules, _excluded(type(self._objects[part])))
                 known.mutable = [pair for pair in modules if self._before[pair[0]].is_mutable]
 
+    def _begin_plain(self, modules: _Named) -> _Named:
+        """Remember the attributes of the modules that have only numbers and texts, and return the others.
+
+        This is quicker than the general way, and most modules are of a few classes of torch.
+        """
+        sizes: dict[type, int] = {}
+        others = []
+        for pair in modules:
+            path, module = pair
+            kind, now = type(module), vars(module)
+            is_plain = not module._non_persistent_buffers_set and (
+                sizes.get(kind) == len(now) or all(_is_atom(now[name]) for name in now.keys() - _excluded(kind))
+            )
+            if not is_plain:
+                others.append(pair)
+                continue
+            self._before[path] = _Before(now.copy(), {}, False)
+            if kind.__module__.startswith("torch.nn."):
+                sizes[kind] = len(now)
+        return others
+
     def changed(self) -> dict[str, Any]:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
         values: dict[str, dict[str, Any]] = {}
         generators: dict[str, dict[str, Any]] = {}
         named = self._named()
-        for one in self._holders(named, quick=True):
+        others = {part: self._suspects(part, modules) for part, modules in named.items()}
+        for one in self._holders(named, others):
             before = self._before.get(one.path, _Before({}, {}, True))
             for name, value in self._attributes(one):
                 if _is_atom(value):
@@ -124,6 +144,8 @@ class ChangedAttributes:
                         values.setdefault(one.path, {})[name] = value
                 elif (mark := _marked(value)) is not None and mark != before.marks.get(name):
                     access = rng.generator(value)
+                    if access is not None and one.part.endswith(_DATA):
+                        continue  # Its loader saves it.
                     (values if access is None else generators).setdefault(one.path, {})[name] = (
                         value if access is None else access[0]()
                     )
@@ -136,13 +158,18 @@ class ChangedAttributes:
         found = {"values": self._storable(values), "generators": generators, "modes": modes}
         return found if any(found.values()) else {}
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored."""
+    def restore(self, saved: Mapping[str, Any], *, data: bool = True) -> None:
+        """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored.
+
+        `data`: also those of datasets and collators, which a script may use for looks at the data before it resumes.
+        """
         if not saved:
             return
         refill = Refill(ExitStack(), self._objects)
         named = self._named()
-        for one in list(self._holders(named)):
+        for one in list(self._holders(named, named)):
+            if one.part.endswith(_DATA) and not data:
+                continue
             content = vars(one.value)
             for name, new in saved["values"].get(one.path, {}).items():
                 if name in _TENSORS and _is_module(one.value):
@@ -163,6 +190,12 @@ class ChangedAttributes:
         module = self._objects[one.part]
         return next((tensor.device for tensor in module.parameters()), None) if _is_module(module) else None
 
+    def _suspects(self, part: str, modules: _Named) -> _Named:
+        """Return those of a part's modules that are new, or in which something may have changed."""
+        known, before = self._known.get(part), self._before
+        suspects = modules if known is None else known.suspects(modules)
+        return [pair for pair in suspects if pair[0] not in before or not before[pair[0]].is_same(vars(pair[1]))]
+
     def _storable(self, values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Return the values that can be stored and do not share memory with the tracked objects."""
         owned: set[int] | None = None
@@ -175,8 +208,10 @@ class ChangedAttributes:
                     if tensors and owned is None:
                         owned = self._owned()
                     if not any(storage(one) in owned for one in tensors if owned):
-                        is_bound = name in _TENSORS or not flat
-                        sizes.append((0 if is_bound else sum(one.nbytes for _, one in flat.leaves), path, name))
+                        is_bound = name in _TENSORS
+                        sizes.append(
+                            (0 if is_bound or not flat else sum(one.nbytes for _, one in flat.leaves), path, name)
+                        )
                         continue
                 del found[name]
         left = MOST_BYTES
@@ -201,24 +236,18 @@ class ChangedAttributes:
                 yield name, value
         yield from one.tensors.items()
 
-    def _named(self) -> dict[str, list[tuple[str, Any]]]:
+    def _named(self) -> dict[str, _Named]:
         """Return the modules of each part, with their paths; none for other objects."""
         known = {part: one.pairs for part, one in self._known.items() if one.are_same()}
         return {part: known.get(part) or _named_modules(one, part) for part, one in self._objects.items()}
 
-    def _holders(self, named: dict[str, list[tuple[str, Any]]], *, quick: bool = False) -> Iterator[_Holder]:
-        """Yield the tracked objects and those inside; with `quick`, perhaps not those that have not changed.
-
-        `named`: see `_named`.
-        """
+    def _holders(self, named: Mapping[str, _Named], among: Mapping[str, _Named]) -> Iterator[_Holder]:
+        """Yield the tracked objects and those inside; of the modules in `named`, only those in `among`."""
         seen = {id(inner) for modules in named.values() for _, inner in modules}
         seen |= {id(one) for one in self._objects.values()}
         for part, one in self._objects.items():
             if named[part]:
-                known = self._known.get(part) if quick else None
-                for path, module in named[part] if known is None else known.suspects(named[part]):
-                    if quick and path in self._before and self._before[path].is_same(vars(module)):
-                        continue
+                for path, module in among[part]:
                     hidden = {key: module._buffers[key] for key in sorted(module._non_persistent_buffers_set)}
                     hidden = {key: tensor for key, tensor in hidden.items() if tensor is not None}
                     held = {"_buffers": hidden} if module._non_persistent_buffers_set else {}
@@ -252,12 +281,12 @@ def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(one, torch.nn.Module | torch.optim.Optimizer):
             found[name] = one
             continue
-        for attribute in ("dataset", "collate_fn"):
-            data = getattr(one, attribute, None)
+        for suffix in _DATA:
+            data = getattr(one, suffix[1:], None)
             kind = type(data)
             is_known = is_of_script(kind) or kind.__module__ == "torch.utils.data.dataset"
             if is_known and not hasattr(data, "state_dict") and isinstance(getattr(data, "__dict__", None), dict):
-                found[f"{name}.{attribute}"] = data
+                found[name + suffix] = data
     return found
 
 
@@ -279,8 +308,7 @@ def _is_holder(value: Any) -> bool:
     return is_of_script(kind) and rng.generator(value) is None and not isinstance(value, list | dict | tuple | deque)
 
 
-@cache
-def is_of_script(kind: type) -> bool:
+def _is_of_script(kind: type) -> bool:
     """Return whether a class is not of a library."""
     import sysconfig  # Not at the start: few scripts need it there.
 
@@ -290,8 +318,7 @@ def is_of_script(kind: type) -> bool:
     return not is_library and (file is not None or kind.__module__ == "__main__")
 
 
-@cache
-def _excluded(kind: type) -> frozenset[str]:
+def _excluded_of(kind: type) -> frozenset[str]:
     """Return the attributes that a library uses itself."""
     torch = loaded("torch")
     if torch is not None and issubclass(kind, torch.nn.Module):
@@ -301,10 +328,15 @@ def _excluded(kind: type) -> frozenset[str]:
     return frozenset()
 
 
-@cache
-def _hides_private(kind: type) -> bool:
+def _hides_private_of(kind: type) -> bool:
     """Return whether private attributes belong to a library."""
     return any(one.__module__.startswith(("torch.optim", "lightning.", "pytorch_lightning.")) for one in kind.__mro__)
+
+
+# With the types of plain functions: mypy takes a class of any kind for unhashable.
+is_of_script: Callable[[type], bool] = cache(_is_of_script)
+_excluded: Callable[[type], frozenset[str]] = cache(_excluded_of)
+_hides_private: Callable[[type], bool] = cache(_hides_private_of)
 
 
 def _is_module(value: Any) -> bool:
@@ -312,7 +344,7 @@ def _is_module(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def _named_modules(value: Any, name: str) -> list[tuple[str, Any]]:
+def _named_modules(value: Any, name: str) -> _Named:
     """Return a module and those inside, each once, with their names: in a third of the time of `named_modules`."""
     found, left, seen = list[tuple[str, Any]](), [(name, value)] if _is_module(value) else [], set[int]()
     while left:
@@ -333,7 +365,7 @@ def _saved_tensors(module: Any) -> Iterator[Any]:
         yield from (tensor for key, tensor in inner._buffers.items() if tensor is not None and key not in hidden)
 
 
-def _modes(named: list[tuple[str, Any]]) -> list[Any] | None:
+def _modes(named: _Named) -> list[Any] | None:
     """Return whether a module is in training mode, and the paths of the modules inside that are in the other one."""
     if not named:
         return None

@@ -230,7 +230,7 @@ class Tracked:
             self._frozen.restore(name, state[name])
         self._attributes.begin(watched(self._modules))
         self._loaded_attributes = state.get(ATTRIBUTES, {}) if parts is None else {}
-        self._attributes.restore(self._loaded_attributes)
+        self._attributes.restore(self._loaded_attributes, data=False)
         if RNG in wanted:
             self._hold(state[RNG], wanted)
 
