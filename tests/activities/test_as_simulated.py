@@ -114,7 +114,7 @@ def _restarted(world: World, chance: random.Random) -> list[str]:
 
 @pytest.mark.parametrize("seed", few(range(40), 4))
 def test_elastic_workloads_grow_as_simulated(world: World, seed: int) -> None:
-    """After machines have joined, the workloads that grow live are those that the simulation says, on the same machines.
+    """After machines have joined, the same workloads grow live and in the simulation, on the same machines.
 
     The runtime of earlier attempts counts in both.
     """
@@ -137,7 +137,8 @@ def test_elastic_workloads_grow_as_simulated(world: World, seed: int) -> None:
     settings = SimulationSettings(
         provisioning_p50_s=0, tick_spacing_s=100, min_runtime_s=0, reserve_after_s=inf, w_fair=0,
         checkpoint_interval_s=300, eviction_s=1,
-    )  # fmt: skip  # One pass, as live.
+    )  # fmt: skip
+    # The simulation has one pass within this time, too.
     assert _continued(replace(live_scenario(live, settings, seed=0), until_s=30.0), "moved") == recorded
 
 
