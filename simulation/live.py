@@ -139,7 +139,8 @@ def _workload(w: LiveWorkload, zero_s: float, seed: int, tenant_level: int) -> S
     return SimulatedWorkload(
         w.id, w.tenant, max(tenant_level, w.level or 1), w.submitted_at.timestamp() + w.paused_s - zero_s, 0.0,
         work_s, w.jobs,
-        None if w.regions is None else frozenset(w.regions), left_s, w.submitted_by,
+        None if w.regions is None else frozenset(w.regions),
+        inf if w.max_runtime_s is None else w.max_runtime_s, w.submitted_by, ran_s=w.ran_s,
     )  # fmt: skip
 
 

@@ -167,7 +167,7 @@ class Passes:
             rank, tasks = int(columns.rank[state.number]), round(job.tasks * state.speed)
             types = tuple(state.gpus) if job.gpus_per_task else ()
             request = PlacementRequest(state.id, rank, (replace(job, gpu_types=types),), tenant=state.workload.tenant)
-            grower = Grower(request, tasks, state.started_at_s, state.ready_at_s + state.workload.max_runtime_s)
+            grower = Grower(request, tasks, state.started_at_s, state.ends_by_s())
             plan = engine.grow(place, grower, state.workload.tenant)
             if plan is not None:
                 grown.add(place)

@@ -100,10 +100,12 @@ class Transitions:
         self._hold(0.0, state, 1)
         if held.works:
             state.started_at_s = running.started_at_s
+            state.ran_s += state.started_at_s  # What this attempt ran before 0 is not of an earlier one.
             self.columns.started_at_s[state.number] = state.started_at_s
             self._later(max(0.0, state.started_at_s + state.remaining_s()), "FINISH", state)
         else:
             self._later(self._provisioning_s(state), "START", state)
+        self._may_grow(state)
         self.report(state)
 
     def arrive(self, at_s: float, state: WorkloadState) -> None:
@@ -208,6 +210,8 @@ class Transitions:
 
         A workload that moves continues in its new place.
         """
+        if state.started_at_s > -inf:
+            state.ran_s += at_s - state.started_at_s
         if state.booking is not None:
             ledger, (plan, _) = self.ledgers[state.place or ""], state.booking
             if all(ledger.is_open(machine) for job in plan.jobs for machine, _ in job.machines):
@@ -283,7 +287,8 @@ class Transitions:
                 evictable,
                 protected_until_s=since_s + s.min_runtime_s if s.min_runtime_s and not state.moved else -inf,
                 attempt=state.attempt,
-                ends_by_s=state.ready_at_s + state.workload.max_runtime_s,
+                # An upper bound, as live: the runtime of earlier attempts is not subtracted.
+                ends_by_s=since_s + state.workload.max_runtime_s,
                 tenant=state.workload.tenant,
             ),
         )
@@ -303,8 +308,12 @@ class Transitions:
         self._remind(at_s, state)
         self._hold(at_s, state, 1)
         self.placed.append(state.placed(True))
+        self._may_grow(state)
+
+    def _may_grow(self, state: WorkloadState) -> None:
+        """Notes a workload that has fewer tasks than it may have."""
         job = state.workload.jobs[0]
-        if job.is_elastic and plan.jobs[0].tasks < job.most_tasks:
+        if job.is_elastic and round(job.tasks * state.speed) < job.most_tasks:
             self.growers.add(state.number)
 
     def _beyond(self, state: WorkloadState, plan: Plan, request: PlacementRequest) -> tuple[Plan, PlacementRequest]:

@@ -59,6 +59,8 @@ class WorkloadState:
     awarded_at_s: float = -inf
     ready_at_s: float = -inf
     started_at_s: float = -inf
+    ran_s: float = 0.0
+    """Seconds that its earlier attempts ran, from their starts until their slots were released."""
     done_s: float = 0.0
     """Seconds of work that earlier attempts have saved."""
     gpus: dict[str, int] = field(default_factory=dict)
@@ -120,6 +122,10 @@ class WorkloadState:
     def booked_id(self) -> str:
         """The id under which the place of its booking is held."""
         return f"{self.id}{BOOKED}"
+
+    def ends_by_s(self) -> float:
+        """Returns when the maximum runtime of a workload that has started ends."""
+        return self.started_at_s + self.workload.max_runtime_s - self.ran_s
 
     def remaining_s(self) -> float:
         """Returns how many seconds an attempt needs for the work that is left at its start."""
@@ -188,4 +194,4 @@ def types_asked(workload: SimulatedWorkload) -> dict[str, int]:
 def numbered(workloads: Iterable[SimulatedWorkload]) -> list[WorkloadState]:
     """Returns the states of the workloads, sorted and numbered by (submission, id)."""
     ordered = sorted(workloads, key=lambda w: (w.submit_s, w.id))
-    return [WorkloadState(number, workload) for number, workload in enumerate(ordered)]
+    return [WorkloadState(number, workload, ran_s=workload.ran_s) for number, workload in enumerate(ordered)]

@@ -26,10 +26,13 @@ class SimulatedWorkload:
     regions: frozenset[str] | None
     """The regions that have the data, or in which the workload may run; None: all."""
     max_runtime_s: float = inf
+    """The limit on the sum of the times that its attempts run."""
     user: str = ""
     """The person who submitted it."""
     recurring: str | None = None
     """The name that the runs of a recurring workload share."""
+    ran_s: float = 0.0
+    """Seconds that its attempts had run when the simulation began."""
 
     @property
     def gpus(self) -> int:

@@ -3,7 +3,7 @@
 All rows are read by COPY, the fastest way to read a hundred thousand rows.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from psycopg import Connection
@@ -268,6 +268,10 @@ class SnapshotReader:
     def machines(self, ids: Collection[str]) -> Iterator[MachineRow]:
         """Yields the machines with these ids that exist."""
         return map(MachineRow._make, self._found(f"{_MACHINE} where m.id = any(%s)", [list(ids)]))
+
+    def machines_in(self, regions: Iterable[str]) -> Iterator[MachineRow]:
+        """Yields the machines of some regions."""
+        return map(MachineRow._make, self._found(f"{_MACHINE} where m.region = any(%s)", [list(regions)]))
 
     def fleet(self) -> Iterator[MachineRow]:
         """Yields all machines."""

@@ -72,8 +72,8 @@ def _booking(session: Session, row: Row[Any], lost: Collection[str]) -> PlannedB
     # Work that leaves machines which owners lend is placed by the queue (`activities.scheduling.moves`).
     machines = [
         one.state()
-        for one in SnapshotReader(session).fleet()
-        if one.region == row.region and one.open and one.capacity != CapacityKind.VOLUNTARY and one.id not in lost
+        for one in SnapshotReader(session).machines_in([row.region])
+        if one.open and one.capacity != CapacityKind.VOLUNTARY and one.id not in lost
     ]
     plan = repair(row.region, machines, DamagedGang(request, placed))
     if plan is None:

@@ -124,9 +124,9 @@ def _best(
 ) -> _Best | None:
     """Returns the best consolidation of all regions. Machines that owners lend are left alone."""
     machines: dict[str, list[MachineState]] = defaultdict(list)
-    for row in reader.fleet():
+    for row in reader.machines_in(movers):
         is_left = row.capacity == CapacityKind.VOLUNTARY or row.id in reserved
-        if row.open and row.region in movers and not is_left:
+        if row.open and not is_left:
             machines[row.region].append(row.state())
     found = [
         _Best(region, one)

@@ -11,10 +11,11 @@ import pytest
 from api.fleet.snapshot import get_snapshot
 from domain.live import LiveSnapshot
 from domain.phases import Phase
+from domain.reasons import ReasonCode
 from domain.spec import LimitsSpec
 from simulation.live import live_scenario
 from simulation.policies import POLICIES
-from simulation.run import Run
+from simulation.run import Run, Scenario
 from simulation.settings import SimulationSettings
 from simulation.transitions import Happened
 from tests.activities.world import World, job
@@ -71,10 +72,7 @@ def _simulated(live: LiveSnapshot) -> list[Award]:
     settings = SimulationSettings(
         provisioning_p50_s=0, tick_spacing_s=0.001, min_runtime_s=PROTECTED_S, reserve_after_s=inf, w_fair=0
     )
-    seen: list[Happened] = []
-    Run(live_scenario(live, settings, seed=0), POLICIES["global"], follow=seen.append).go()
-    jobs = [(one.workload, cast(Any, one.detail[0])) for one in seen if one.what == "awarded"]
-    return [(name, tuple(sorted(machine for placed in found for machine, _ in placed))) for name, found in jobs]
+    return _continued(live_scenario(live, settings, seed=0), "awarded")
 
 
 @pytest.mark.parametrize("seed", few(range(3), 1))
@@ -89,15 +87,75 @@ def test_a_recorded_run_has_the_order_of_its_simulation(world: World, seed: int)
     assert _simulated(live) == recorded
 
 
+def _restarted(world: World, chance: random.Random) -> list[str]:
+    """Runs elastic workloads, some of them in a second attempt, and adds machines; returns their ids."""
+    names = []
+    for _ in range(5):
+        tasks = chance.randint(1, 2)
+        names.append(
+            world.submit(
+                job(tasks=tasks, most_tasks=tasks + chance.choice([1, 3, 9])), tenant=chance.choice(["rich", "poor"]),
+                limits=LimitsSpec(max_runtime_s=chance.choice([None, 7200, 40_000])),
+            )
+        )  # fmt: skip
+    for ran_s, again in ((chance.choice([905.0, 6005.0]), True), (605.0, False)):
+        world.tick()
+        for name in names:
+            if world.holdings(name) and world.workload(name).phase == Phase.PLACING:
+                world.run(name, ran_s)
+                world.saved(name, 5.0)
+                if again and chance.random() < 0.7:
+                    world.change(name, Phase.CHECKPOINTING)
+                    world.release(name, Phase.PREEMPTED)
+    for region in ("east", "west"):
+        world.machine(f"{region}/c/m1", chance.randint(2, 6))
+    return names
+
+
+@pytest.mark.parametrize("seed", few(range(40), 4))
+def test_elastic_workloads_grow_as_simulated(world: World, seed: int) -> None:
+    """After machines have joined, the same workloads grow live and in the simulation, on the same machines.
+
+    The runtime of earlier attempts counts in both.
+    """
+    world.configure(w_fair=0.0)
+    chance = random.Random(seed)
+    world.tenant("rich", level=2, gpus=1000)
+    world.tenant("poor", level=4, gpus=6)
+    for region in ("east", "west"):
+        world.region(region)
+        world.machine(f"{region}/c/m0", chance.randint(3, 5))
+    names = _restarted(world, chance)
+    live = get_snapshot(cast(Any, SimpleNamespace(engine=world.engine)), cast(Any, None))
+    world.tick()
+    recorded = []
+    for name in names:
+        if world.mail(name, "preempt"):
+            world.change(name, Phase.CHECKPOINTING)
+            world.release(name, Phase.PREEMPTED, code=ReasonCode.RESIZED)
+            recorded.append((name, tuple(sorted(world.holdings(name)))))
+    settings = SimulationSettings(
+        provisioning_p50_s=0, tick_spacing_s=100, min_runtime_s=0, reserve_after_s=inf, w_fair=0,
+        checkpoint_interval_s=300, eviction_s=1,
+    )  # fmt: skip
+    # The simulation has one pass within this time, too.
+    assert _continued(replace(live_scenario(live, settings, seed=0), until_s=30.0), "moved") == recorded
+
+
 def _damaged(live: LiveSnapshot, machine: str) -> list[Award]:
     """Returns where gangs continue in the simulation after a machine was lost that they used."""
     settings = SimulationSettings(
         provisioning_p50_s=0, tick_spacing_s=0.001, min_runtime_s=PROTECTED_S, reserve_after_s=inf, w_fair=0
     )
-    seen: list[Happened] = []
     scene = losing(live_scenario(live, settings, seed=0), (1.0, machine.partition("/")[0], machine))
-    Run(replace(scene, until_s=90.0), POLICIES["global"], follow=seen.append).go()
-    jobs = [(one.workload, cast(Any, one.detail[0])) for one in seen if one.what == "repaired"]
+    return _continued(replace(scene, until_s=90.0), "repaired")
+
+
+def _continued(scene: Scenario, what: str) -> list[Award]:
+    """Returns the places where workloads of a simulation continue by a kind of event."""
+    seen: list[Happened] = []
+    Run(scene, POLICIES["global"], follow=seen.append).go()
+    jobs = [(one.workload, cast(Any, one.detail[0])) for one in seen if one.what == what]
     return [(name, tuple(sorted(machine for placed in found for machine, _ in placed))) for name, found in jobs]
 
 

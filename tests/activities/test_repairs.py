@@ -93,8 +93,10 @@ def test_off_by_default(fleet: World) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["no_spare", "cordoned", "lent", "one_attempt", "held", "evicted", "reserved", "bucket", "other_reason"]
-)
+    "case",
+    ["no_spare", "other_region", "cordoned", "lent", "one_attempt", "held", "evicted", "reserved", "bucket",
+     "other_reason"],
+)  # fmt: skip
 def test_what_returns_to_the_queue(fleet: World, case: str) -> None:
     """The gang is queued if it lacks a spare, may not continue in place, or somebody with priority has a claim."""
     if case == "reserved":
@@ -102,6 +104,10 @@ def test_what_returns_to_the_queue(fleet: World, case: str) -> None:
     hurt, used, spare = gang(fleet, one_attempt=case == "one_attempt")
     if case == "no_spare":
         fleet.running(job(gpus=1), tenant="poor")
+    elif case == "other_region":
+        fleet.running(job(gpus=1), tenant="poor")
+        fleet.region("s")
+        fleet.machine("s/c/m5", 4)
     elif case == "cordoned":
         fleet.alter(Machine, spare, cordon={"code": "x", "detail": {}})
     elif case == "lent":

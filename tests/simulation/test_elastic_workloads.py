@@ -1,6 +1,9 @@
 """Elastic workloads in the simulator: the work is divided by the number of tasks; each attempt has its own number."""
 
 from dataclasses import replace
+from math import inf
+
+import pytest
 
 from tests.simulation.scenarios import elastic, happenings, machines, scenario, tenant, when, workload
 
@@ -50,6 +53,17 @@ def test_it_does_not_grow_shortly_before_its_end() -> None:
     work = [workload("small", 5, 0, 4000, 1), replace(elastic(workload("w", 2, 1, 8000), 20), max_runtime_s=4400)]
     run, _ = happenings(scenario(machines("east", 1), work))
     assert run.meter.total.growths == 0
+
+
+@pytest.mark.parametrize(("max_runtime_s", "growths"), [(7200, 0), (inf, 1)])
+def test_the_runtime_of_earlier_attempts_counts(max_runtime_s: float, growths: int) -> None:
+    """It runs for 5,010 s before its eviction, so at 9,010 s its maximum runtime of 7,200 s is too short for growth."""
+    low = replace(elastic(workload("low", 2, level=4, duration_s=60_000), 20), max_runtime_s=max_runtime_s)
+    tenants = [tenant("vision", a100=1000), tenant("nlp", level=1, a100=1000)]
+    work = [low, workload("urgent", 5, 5000, 4000, 1, "nlp")]
+    run, seen = happenings(scenario(machines("east", 1), work, tenants, until_s=10_000.0))
+    assert when(seen, "evicted") == {"low": 5000} and when(seen, "finished") == {"urgent": 9010}
+    assert run.meter.total.growths == growths
 
 
 def test_it_leaves_room_for_what_waits() -> None:
