@@ -7,6 +7,7 @@ and a misspelt filter would list everything; and of a key that a JSON object has
 
 import inspect
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from types import NoneType
@@ -52,8 +53,7 @@ class _StrictRequest(Request):
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        seen: set[str] = set()
-        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
         raise HttpProblem(ProblemType.MALFORMED_REQUEST, f"the body has the key {shown(twice)!r} twice in one object")
     return made
 
