@@ -11,7 +11,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.problems import HttpProblem, ProblemType
+from api.problems import HttpProblem, ProblemType, field_path
 from domain.ids import (
     MACHINE_PATTERN,
     NAME_PATTERN,
@@ -160,8 +160,23 @@ class Body(BaseModel):
             elif isinstance(value, list):
                 left += value
             elif isinstance(value, str) and (problem := unstorable(value)) is not None:
-                raise ValueError(f"a string {problem}")
+                raise ValueError(f"{_path_to(data, value)}{problem}")
         return data
+
+
+def _path_to(data: Any, text: str) -> str:
+    """Returns where `text` is in `data`, as the beginning of a message."""
+    left: list[tuple[tuple[object, ...], Any]] = [((), data)]
+    while left:
+        path, value = left.pop()
+        members = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        for key, member in members:
+            if key == text:
+                return f"a key of {field_path(path) or 'the body'} "
+            if member == text:
+                return f"{field_path((*path, key))} "
+            left.append(((*path, key), member))
+    return "the body "
 
 
 def _single_line(text: str) -> str:

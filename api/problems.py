@@ -5,8 +5,9 @@ import math
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -17,6 +18,7 @@ from sqlalchemy.orm import Session
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match
 from starlette.types import Scope
 
 from domain.ids import RULES
@@ -26,6 +28,7 @@ TYPE_PREFIX = "urn:mizzen:problem:"
 MAX_ERRORS = 100
 """Maximum number of errors listed in one response."""
 _MAX_SHOWN = 200
+_LONGEST_TYPO = 100
 _REFUSED = "mizzen.refused"
 _log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -260,6 +263,15 @@ def shown(value: object, limit: int = _MAX_SHOWN) -> Any:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """Returns the most similar word in `known`, ignoring case; None: no word is similar enough."""
+    if len(word) > _LONGEST_TYPO:
+        return None
+    by_fold = {k.casefold(): k for k in sorted(known, reverse=True)}
+    found = get_close_matches(word.casefold(), sorted(by_fold), n=1, cutoff=0.6)
+    return by_fold[found[0]] if found else None
+
+
 def field_path(parts: Iterable[object]) -> str:
     """Formats a path: `("jobs", 0, "name")` becomes `jobs[0].name`."""
     out = ""
@@ -282,13 +294,42 @@ def _of_validation(error: RequestValidationError, request: Request) -> HttpProbl
         rest = rest[:-1] if is_alternative else rest
         path = field_path(rest) if place == "body" else field_path([place, *rest])
         value = None if is_secret or found["type"] == "missing" else found.get("input")
-        rule = RULES.get(found.get("ctx", {}).get("pattern", ""))
-        message = f"must be {rule}" if rule else str(found["msg"]).removeprefix("Value error, ")
+        message = _message(found, request)
         if is_alternative and errors and errors[-1].path == path:
             message = f"{errors.pop().message}, or {message.removeprefix('Input should be ')}"
         errors.append(FieldError(path, message, value))
     detail = "; ".join(f"{e.path}: {e.message}" if e.path else e.message for e in errors[:5])
     return HttpProblem(ProblemType.INVALID_REQUEST, detail, errors=errors)
+
+
+def _message(found: dict[str, Any], request: Request) -> str:
+    """Returns what is right, where pydantic's own message does not say it."""
+    place, *rest = found["loc"]
+    rule = RULES.get(found.get("ctx", {}).get("pattern", ""))
+    if place == "query" and rest == ["cursor"]:
+        rule = "`next_cursor` of the previous page"
+    if found["type"] in ("model_attributes_type", "dict_type", "model_type"):
+        rule = "a JSON object"
+    if rule is not None:
+        return f"must be {rule}"
+    if found["type"] == "missing":
+        return "missing"
+    if found["type"] != "extra_forbidden":
+        return str(found["msg"]).removeprefix("Value error, ")
+    part = request.scope["route"].body_field.field_info.annotation
+    for name in (name for name in rest[:-1] if isinstance(name, str)):
+        part = fields_of(part).get(name)
+    known = list(fields_of(part))
+    near = nearest(str(rest[-1]), known)
+    right = f"did you mean {near}?" if near else f"the known fields are {', '.join(known)}"
+    return f"unknown field; {right}" if known else "unknown field"
+
+
+def fields_of(annotation: Any) -> dict[str, Any]:
+    """Returns the annotations of the fields of the first model in `annotation`, by their names in JSON."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return {field.alias or name: field.annotation for name, field in annotation.model_fields.items()}
+    return next((fields for part in get_args(annotation) if (fields := fields_of(part))), {})
 
 
 _OF_STATUS = {
@@ -307,7 +348,14 @@ def _of_http(error: HTTPException, request: Request) -> HttpProblem:
         ProblemType.METHOD_NOT_ALLOWED: f"{request.method} is not allowed at {shown(request.url.path)}",
         ProblemType.MALFORMED_REQUEST: "the body is not valid JSON",
     }.get(kind, str(error.detail))
-    return HttpProblem(kind, detail, headers=dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    if kind is ProblemType.METHOD_NOT_ALLOWED:
+        # Starlette names the methods of one route, although several routes may have the path.
+        matching = (route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE)
+        headers["Allow"] = ", ".join(
+            sorted({method for route in matching for method in getattr(route, "methods", None) or ()})
+        )
+    return HttpProblem(kind, detail, headers=headers)
 
 
 def of_database(error: Exception) -> HttpProblem:

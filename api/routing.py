@@ -1,18 +1,23 @@
-"""Routes that serialise an endpoint's view without validating it again.
+"""Routes that serialise an endpoint's view without validating it again, and refuse what an endpoint would ignore.
 
 By default FastAPI validates the returned value against the declared model, in another thread. A view was already
-validated when it was constructed.
+validated when it was constructed. It also ignores unknown query parameters, so a misspelt `dry_run` would make a change
+and a misspelt filter would list everything; and of a key that a JSON object has twice it uses the last one.
 """
 
 import inspect
-from collections.abc import Callable
+import json
+from collections import Counter
+from collections.abc import Callable, Coroutine
 from functools import partial, wraps
 from types import NoneType
 from typing import Any, get_type_hints
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
+from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 
+from api.problems import HttpProblem, ProblemType, fields_of, invalid, nearest, shown
 from api.views import View
 
 
@@ -21,6 +26,47 @@ class ViewRoute(APIRoute):
 
     def __init__(self, path: str, endpoint: Callable[..., Any], *, status_code: int | None = None, **options: Any):
         super().__init__(path, _answering(endpoint, status_code or 200), status_code=status_code, **options)
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """See FastAPI. The handler first checks the query."""
+        handler = super().get_route_handler()
+        if not self.path.startswith("/v1/"):  # Temporal's UI has parameters of its own.
+            return handler
+        known = _parameters(self.dependant)
+
+        async def checked(request: Request) -> Response:
+            for name in request.query_params:
+                if name not in known:
+                    raise _unknown_parameter(name, known)
+            return await handler(_StrictRequest(request.scope, request.receive))
+
+        return checked
+
+
+class _StrictRequest(Request):
+    """A request whose JSON body must not have a key twice in one object."""
+
+    async def json(self) -> Any:
+        return json.loads(await self.body(), object_pairs_hook=_unique)
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        [(twice, _)] = Counter(key for key, _ in pairs).most_common(1)
+        raise HttpProblem(ProblemType.MALFORMED_REQUEST, f"the body has the key {shown(twice)!r} twice in one object")
+    return made
+
+
+def _parameters(dependant: Dependant) -> set[str]:
+    own = {name for field in dependant.query_params for name in fields_of(field.field_info.annotation) or [field.alias]}
+    return own.union(*map(_parameters, dependant.dependencies))
+
+
+def _unknown_parameter(name: str, known: set[str]) -> HttpProblem:
+    near = nearest(name, known)
+    right = f"did you mean {near}?" if near else f"the known ones are {', '.join(sorted(known)) or 'none'}"
+    return invalid(f"query.{shown(name)}", f"unknown parameter; {right}")
 
 
 def _answering(endpoint: Callable[..., Any], status_code: int) -> Callable[..., Any]:

@@ -82,13 +82,23 @@ def _settings(options: dict[str, Any], **more: Any) -> "Settings":
 
 
 def run_command(work: Callable[[], Any], end: Callable[[int], Any] = sys.exit) -> None:
-    """Runs a command. A `MizzenError` is printed as one line and sets the exit code of its type."""
+    """Runs a command. A `MizzenError` is printed as one line and sets the exit code of its type, and so is an error of
+    the connection to Postgres.
+    """
     try:
         code = work() or 0
     except MizzenError as error:
         click.echo(f"mizzen: {error}", err=True)
         kinds = {ConfigurationError: EXIT_USAGE, StackError: EXIT_UNAVAILABLE}
         code = next((code for kind, code in kinds.items() if isinstance(error, kind)), EXIT_FAILED)
+    except Exception as error:
+        from sqlalchemy.exc import OperationalError
+
+        if not isinstance(error, OperationalError) or error.statement is not None:
+            raise
+        # The text of libpq contains the host, the port, the user or the database, and no password.
+        click.echo(f"mizzen: database: {' '.join(str(error.orig).split())}", err=True)
+        code = EXIT_UNAVAILABLE
     end(code)
 
 

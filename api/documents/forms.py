@@ -13,7 +13,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from api.bodies import unstorable
-from api.documents.position import At, kind_of, nearest
+from api.documents.position import At, kind_of
+from api.problems import nearest
 from domain.ids import NAME_LENGTH, NAME_PATTERN, NAME_RULE
 from domain.patterns import durations, in_any_case, matching, sizes
 from domain.units import parse_duration_s, parse_size_bytes

@@ -12,9 +12,10 @@ from sqlalchemy.orm import Session
 from api.data.archives import check_files
 from api.documents.after import ON_ARRAY, SAME_INDEX
 from api.documents.feasibility import EqualMachines
-from api.documents.position import At, listed, nearest
+from api.documents.position import At, listed
 from api.documents.service import ServiceDraft
 from api.documents.workload import Draft, WorkloadDraft
+from api.problems import nearest
 from domain.addresses import is_ip
 from domain.array_elements import indexes, shown_indexes
 from domain.capacity import OWN

@@ -3,24 +3,13 @@
 import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from typing import Any
 
 from api.documents.syntax import DocumentKeys, Value
-from api.problems import MAX_ERRORS, FieldError
+from api.problems import MAX_ERRORS, FieldError, nearest
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_/.-]{1,100}")
-_LONGEST_TYPO = 100
 ONCE = "DocumentKeys are unique"
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Returns the most similar word in `known`, ignoring case; None: no word is similar enough."""
-    if len(word) > _LONGEST_TYPO:
-        return None
-    by_fold = {k.casefold(): k for k in sorted(known, reverse=True)}
-    found = get_close_matches(word.casefold(), sorted(by_fold), n=1, cutoff=0.6)
-    return by_fold[found[0]] if found else None
 
 
 def listed(names: Iterable[str], limit: int = 12) -> str:

@@ -47,6 +47,7 @@ MAX_PAGE = 500
 DRY_RUN_TIMEOUT = timedelta(seconds=30)
 _CONNECT_S = 5.0
 _log = logging.getLogger(__name__)
+_ID = r"^wl-[0-9a-z]{16}(-[0-9]{1,9})?$"
 AllocationCursor = Annotated[
     str | None, Query(pattern=r"^[0-9]{1,9}:[a-z0-9/-]{0,200}$", description="`next_cursor` of the previous page")
 ]
@@ -163,7 +164,7 @@ def list_workloads(
     name: Annotated[str | None, Query(description="Only with this name")] = None,
     array: Annotated[str | None, Query(description="Elements of this array that have been placed")] = None,
     limit: Annotated[int, Query(ge=1, le=MAX_PAGE)] = 100,
-    cursor: Annotated[str | None, Query(max_length=100, description="`next_cursor` of the previous page")] = None,
+    cursor: Annotated[str | None, Query(pattern=_ID, description="`next_cursor` of the previous page")] = None,
 ) -> WorkloadPage:
     """Lists workloads that match all filters, newest first. New submissions do not shift the following pages.
 

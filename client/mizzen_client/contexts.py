@@ -169,12 +169,27 @@ def _token(context: Context) -> str:
 
 
 def save_contexts(contexts: Contexts) -> Path:
-    """Write the file of contexts and return its path."""
+    """Write the file of contexts and return its path.
+
+    Raises:
+        NotConfigured: the file cannot be written.
+    """
+    path = config_path()
+    try:
+        _write(path, contexts)
+    except OSError as error:
+        raise NotConfigured(
+            f"{path}: {error.strerror}: set XDG_CONFIG_HOME to a folder that you may write, or, instead of"
+            f" `mizzen login`, {API_VARIABLE} and {KEY_VARIABLE}"
+        ) from None
+    return path
+
+
+def _write(path: Path, contexts: Contexts) -> None:
     import tempfile
 
     import yaml
 
-    path = config_path()
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     body = {
         "current": contexts.current,
@@ -192,7 +207,6 @@ def save_contexts(contexts: Contexts) -> Path:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-    return path
 
 
 def active_context(name: str | None = None) -> Context:

@@ -14,6 +14,8 @@ from typing import Any
 from mizzen_client.errors import DocumentError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_MOST_BYTES = 16 << 20
+"""Largest file of documents, so that a mistaken file, such as a checkpoint, does not fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,11 @@ def read_documents(file: Path) -> list[Document]:
             or has a duplicate key.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        with file.open("rb") as opened:
+            data = opened.read(_MOST_BYTES + 1)
+        if len(data) > _MOST_BYTES:
+            raise DocumentError(f"{file}: has more than {_MOST_BYTES >> 20} MiB; a document is YAML or JSON")
+        text = data.decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else not_text(error)
         raise DocumentError(f"{file}: {reason}") from None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import shutil
 import signal
 import time
@@ -253,15 +254,26 @@ class _Demo:
         while True:
             try:
                 found = await asyncio.to_thread(look)
+                is_over = found is None and await asyncio.to_thread(self._is_over)
             except Exception:
-                found = None
+                found, is_over = None, False
                 if time.monotonic() > deadline:
                     raise
             if found is not None:
                 return found
+            if is_over:
+                load, cpus = os.getloadavg()[0], os.cpu_count()
+                raise DemoFailed(
+                    f"waited until {what}, but all workloads ended before: the machine is too busy for the demo (load"
+                    f" {load:.0f} on {plural(cpus or 1, 'CPU')}); run it again when the load is lower"
+                )
             if time.monotonic() > deadline:
                 raise DemoFailed(f"waited {_PATIENCE_S:.0f} s until {what}; see {self._stack.data_dir / 'run' / 'log'}")
             await asyncio.sleep(0.2)
+
+    def _is_over(self) -> bool:
+        """Returns whether all workloads were submitted and have ended, so that nothing more can happen."""
+        return len(self._ids) == len(scenario.ALL) and self._all_done()
 
     def _fleet_ready(self) -> bool:
         ready = [m for m in self._client.machines() if m["state"] == "ready"]

@@ -227,8 +227,38 @@ async def test_methods_that_are_not_allowed(shared_world: ApiWorld) -> None:
     async with shared_world.client() as client:
         answer = await client.put("/v1/workloads")
         assert (answer.status_code, answer.json()["type"]) == (405, "urn:mizzen:problem:method-not-allowed")
-        assert "allow" in answer.headers
+        assert answer.headers["allow"] == "GET, POST"
         assert (await client.request("BREW", "/v1/workloads")).status_code == 405
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "said"),
+    [
+        ("POST", "/v1/workloads?dryrun=true", "{}", "query.dryrun: unknown parameter; did you mean dry_run?"),
+        ("POST", "/v1/workloads/cancel?dry_run=true", "{}", "dry_run: unknown parameter; the known ones are none"),
+        ("GET", "/v1/workloads?tennant=vision", None, "query.tennant: unknown parameter; did you mean tenant?"),
+        ("GET", "/v1/workloads?cursor=wl-1", None, "query.cursor: must be `next_cursor` of the previous page"),
+        ("GET", "/v1/workloads/wl-1/logs?folow=true", None, "query.folow: unknown parameter; did you mean follow?"),
+        ("GET", "/v1/audit?cursor=-1", None, "query.cursor: must be `next_cursor` of the previous page"),
+        ("PUT", "/v1/tenants/new", '{"level": 3, "level": 7}', "the body has the key 'level' twice in one object"),
+        ("PUT", "/v1/tenants/new", '{"level": 3, "quota": {"gpus": {"a": 1, "a": 9}}}', "the key 'a' twice in one"),
+        ("PUT", "/v1/tenants/new", '{"levl": 3}', "levl: unknown field; did you mean level?"),
+        ("PUT", "/v1/tenants/new", '{"x": 3}', "x: unknown field; the known fields are level, quota, isolation"),
+        ("PUT", "/v1/tenants/new", '{"level": 3, "quota": {"gpu": {}}}', "quota.gpu: unknown field; did you mean gpus"),
+        ("PUT", "/v1/tenants/new", '{"quota": {"gpus": {"a\\u0000": 1}}}', "a key of quota.gpus contains a NUL"),
+        ("POST", "/v1/keys", '{"role": "viewer", "label": "\\u0000"}', "label contains a NUL character"),
+        ("POST", "/v1/keys", "[]", "must be a JSON object"),
+        ("POST", "/v1/keys", "{}", "role: missing"),
+    ],
+)  # fmt: skip
+async def test_requests_that_an_endpoint_would_misread(
+    shared_world: ApiWorld, method: str, path: str, body: str | None, said: str
+) -> None:
+    """An unknown parameter, a damaged cursor, and a key given twice are refused, with what would be right."""
+    async with shared_world.client() as client:
+        answer = await client.request(method, path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code in (400, 422) and said in answer.json()["detail"], answer.text
+        assert (await client.get("/v1/tenants/new")).status_code == 404
 
 
 @pytest.mark.parametrize(

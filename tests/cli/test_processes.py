@@ -151,9 +151,50 @@ def test_a_reader_that_goes_away_is_no_error(start: Start, service: Service, run
         process = start(service, *arguments)
         assert process.stdout is not None and process.stderr is not None
         process.stdout.close()
-        assert process.wait(TIMEOUT_S) == 141
-        assert process.stderr.read() == ""
+        assert (process.wait(TIMEOUT_S), process.stderr.read()) == (141, "")
         process.stderr.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "said"),
+    [
+        ("ls >/dev/full", 6, "No space left on device"),
+        ("ls -o json >/dev/full", 6, "No space left on device"),
+        ("checkpoint ls none -o json >/dev/full", 3, "not a checkpoint root"),
+        ("cadence --mtbf 3h --save 30s --step 2s >/dev/full", 6, "No space left on device"),
+        ("ls >&-", 0, ""),
+        ("cadence --mtbf 3h --save 30s --step 2s >&- 2>&-", 0, ""),
+        ("submit - <&-", 2, "contains no document"),
+        ("submit /dev/zero", 2, "/dev/zero: has more than 16 MiB"),
+        ("login $MIZZEN_API --key $MIZZEN_API_KEY", 2, "/proc/mizzen/config.yaml: No such file or directory: set"),
+    ],
+)
+def test_output_that_cannot_be_written_is_one_line(service: Service, line: str, code: int, said: str) -> None:
+    """A full disk, closed standard streams, an unwritable home and a file without end are no internal errors."""
+    done = subprocess.run(
+        ["bash", "-c", f"{' '.join(MIZZEN)} {line}"],
+        env={
+            **os.environ,
+            "MIZZEN_API": service.url,
+            "MIZZEN_API_KEY": service.keys["vision"],
+            "XDG_CONFIG_HOME": "/proc",
+        },
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
+    assert said in done.stderr and len(done.stderr.splitlines()) <= 1
+
+
+@pytest.mark.parametrize("command", ["init --region east=file:///b", "adopt", "worker --role control", "backup f"])
+def test_a_database_that_does_not_answer_is_one_line(tmp_path: Path, command: str) -> None:
+    """Commands of operators name the database, without its password, and exit with 6."""
+    url = "postgresql://u:secret@127.0.0.1:1/x"
+    done = subprocess.run([*MIZZEN, *command.split(), "--database", url], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 6 and "secret" not in done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("mizzen: ")]
+    assert 'database: connection failed: connection to server at "127.0.0.1", port 1 failed' in line
+    assert "Traceback" not in done.stderr
 
 
 def test_piped_output_is_plain_and_whole(service: Service, client: Client) -> None:

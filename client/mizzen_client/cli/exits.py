@@ -10,7 +10,9 @@ MEANINGS: dict[Exit, str] = {
     Exit.NOT_FOUND: "no such workload, machine, tenant, checkpoint, ...",
     Exit.REFUSED: "the API key is missing, unknown, or lacks the permission",
     Exit.CONFLICT: "the current state does not allow the action",
-    Exit.UNAVAILABLE: "the API or an object store is unreachable, unavailable or has an internal error",
+    Exit.UNAVAILABLE: (
+        "the API or an object store is unreachable, unavailable or has an internal error; or a file cannot be written"
+    ),
     Exit.IMPOSSIBLE: "no region of the current fleet could ever run the workload (submit --dry-run)",
     Exit.DAMAGED: "a checkpoint is damaged (checkpoint verify, checkpoint export)",
     Exit.INCOMPLETE: "something that changes the result could not be carried over (convert)",

@@ -1,5 +1,6 @@
 """Runs the commands that need only the standard library, and returns their exit codes."""
 
+import errno
 import os
 import sys
 import traceback
@@ -17,6 +18,7 @@ COMMANDS = {
     "checkpoint": "mizzen.cli.checkpoint:checkpoint",
 }
 """The location (`module:name`) of the function that returns the parser of each command."""
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 def load(target: str) -> Parser:
@@ -38,6 +40,7 @@ def run(arguments: Sequence[str], commands: Mapping[str, str] = COMMANDS) -> int
 
 def guarded(work: Callable[[], int]) -> int:
     """Call `work`, flush stdout, and return the exit code. An unexpected exception is printed to stderr."""
+    _open_closed_streams()
     try:
         code = work()
         sys.stdout.flush()
@@ -45,12 +48,30 @@ def guarded(work: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         return Exit.INTERRUPTED
     except BrokenPipeError:
-        # The flush at exit must not write to the broken pipe either.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return Exit.PIPE
+    except OSError as error:
+        if error.filename is None and error.errno not in _FULL:
+            traceback.print_exc()
+            return Exit.FAULT
+        _discard_output()
+        say(f"{error.filename or 'stdout or a file'}: {error.strerror}")
+        return Exit.UNAVAILABLE
     except Exception:
         traceback.print_exc()
         return Exit.FAULT
+
+
+def _open_closed_streams() -> None:
+    """Replace standard streams that the caller has closed (`>&-`), which are None in Python, by the null device."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115
+
+
+def _discard_output() -> None:
+    """Discard what stdout still buffers: the flush at exit must not write to a broken pipe or a full disk either."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(arguments: Sequence[str], target: str) -> int:
