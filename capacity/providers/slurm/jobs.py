@@ -133,8 +133,8 @@ class PilotJob:
             return None
         if self.state == "FAILED" and self.reason == _NOT_STARTED:
             return (
-                f"node {self.nodes} could not start the job ({_NOT_STARTED}): the node failed meanwhile, or has no folder"
-                " for the job's log; the log of the node's slurmd says more"
+                f"node {self.nodes} could not start the job ({_NOT_STARTED}): the node failed meanwhile, or has no"
+                " folder for the job's log; the log of the node's slurmd says more"
             )
         status, by = _end(self._exit)
         if self.state == "FAILED" and status in agent_exits.SAID:
