@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 from mizzen.checkpoint import rng, trees
 from mizzen.checkpoint.errors import StateError
 from mizzen.checkpoint.known_modules import KnownModules
+from mizzen.checkpoint.marks import ATOMS, is_atom, marked
 from mizzen.checkpoint.refill import Refill, storage
 from mizzen.checkpoint.tensors import loaded
 
@@ -28,13 +29,8 @@ ATTRIBUTES = "attributes"
 """Name of the part. A checkpoint has it only if something has changed."""
 MOST_BYTES = 64 << 20
 
-_ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 _ITEMS = 100
 """Lists and dicts with more items are not searched for objects."""
-_MOST_ITEMS = 20_000
-"""Longer lists and dicts are not saved."""
-_LEAVES = 1_000
-"""Of longer lists and dicts, only the first and the last items are compared."""
 _DEPTH = 4
 _TENSORS = ("_parameters", "_buffers")
 _DATA = (".dataset", ".collate_fn")
@@ -50,7 +46,7 @@ class _Before(NamedTuple):
 
     values: dict[str, Any]
     marks: dict[str, Any]
-    """See `_mark`, of the attributes whose values can change in place."""
+    """See `marks.marked`, of the attributes whose values can change in place."""
     is_mutable: bool
     """Whether anything in it may change while it has the same values."""
 
@@ -73,18 +69,6 @@ class _Holder(NamedTuple):
     """The objects inside, with their paths, by attribute."""
 
 
-class _Same:
-    """Equal to another one if both hold the same object."""
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other.value is self.value
-
-    __hash__ = None  # type: ignore[assignment]
-
-
 class ChangedAttributes:
     """The attributes of some objects, and of the objects in their attributes."""
 
@@ -100,7 +84,7 @@ class ChangedAttributes:
         self._before, self._known = {}, {}
         named = self._named()
         for one in self._holders(named, {part: self._begin_plain(modules) for part, modules in named.items()}):
-            marks = {name: mark for name, value in self._attributes(one) if (mark := _marked(value)) is not None}
+            marks = {name: mark for name, value in self._attributes(one) if (mark := marked(value)) is not None}
             self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
         self._modes = {part: _modes(modules) for part, modules in named.items()}
         for part, modules in named.items():
@@ -119,7 +103,7 @@ class ChangedAttributes:
             path, module = pair
             kind, now = type(module), vars(module)
             is_plain = not module._non_persistent_buffers_set and (
-                sizes.get(kind) == len(now) or all(_is_atom(now[name]) for name in now.keys() - _excluded(kind))
+                sizes.get(kind) == len(now) or all(is_atom(now[name]) for name in now.keys() - _excluded(kind))
             )
             if not is_plain:
                 others.append(pair)
@@ -138,11 +122,11 @@ class ChangedAttributes:
         for one in self._holders(named, others):
             before = self._before.get(one.path, _Before({}, {}, True))
             for name, value in self._attributes(one):
-                if _is_atom(value):
+                if is_atom(value):
                     old = before.values.get(name, before)
                     if type(old) is not type(value) or old != value:
                         values.setdefault(one.path, {})[name] = value
-                elif (mark := _marked(value)) is not None and mark != before.marks.get(name):
+                elif (mark := marked(value)) is not None and mark != before.marks.get(name):
                     access = rng.generator(value)
                     if access is not None and one.part.endswith(_DATA):
                         continue  # Its loader saves it.
@@ -203,7 +187,7 @@ class ChangedAttributes:
         for path, found in values.items():
             for name, value in list(found.items()):
                 with suppress(StateError, RuntimeError):
-                    flat = trees.flatten(ATTRIBUTES, value) if type(value) not in _ATOMS else None
+                    flat = trees.flatten(ATTRIBUTES, value) if type(value) not in ATOMS else None
                     tensors = [one for _, one in flat.leaves if hasattr(one, "untyped_storage")] if flat else []
                     if tensors and owned is None:
                         owned = self._owned()
@@ -261,7 +245,7 @@ class ChangedAttributes:
         inner: dict[str, list[tuple[str, Any]]] = {}
         excluded = _excluded(type(value))
         for name, one in list(vars(value).items()) if depth else ():
-            if type(one) in _ATOMS or name in excluded:
+            if type(one) in ATOMS or name in excluded:
                 continue
             if found := [(f"{path}.{name}{key}", each) for key, each in _objects_in(one)]:
                 inner[name] = found
@@ -296,7 +280,7 @@ def _objects_in(value: Any) -> Iterator[tuple[str, Any]]:
         yield "", value
     elif isinstance(value, list | tuple | dict) and len(value) <= _ITEMS:
         items = value.items() if isinstance(value, dict) else enumerate(value)
-        yield from ((f"[{key!r}]", one) for key, one in items if type(one) not in _ATOMS and _is_holder(one))
+        yield from ((f"[{key!r}]", one) for key, one in items if type(one) not in ATOMS and _is_holder(one))
 
 
 def _is_holder(value: Any) -> bool:
@@ -371,60 +355,6 @@ def _modes(named: _Named) -> list[Any] | None:
         return None
     training = named[0][1].training
     return [training, [path for path, one in named if one.training != training]]
-
-
-def _is_atom(value: Any) -> bool:
-    """Return whether a value cannot change in place."""
-    kind = type(value)
-    return kind in _ATOMS or (kind is tuple and all(type(one) in _ATOMS for one in value))
-
-
-def _marked(value: Any) -> Any:
-    """Return a mark of a value that can change in place; None for others, and if it cannot be stored."""
-    if _is_atom(value):
-        return None
-    try:
-        access = rng.generator(value)
-        if access is None:
-            return _mark(value)
-        state = access[0]()
-        return state.numpy().tobytes() if hasattr(state, "numpy") else _mark(state)
-    except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # For example, a sparse tensor.
-        return None
-
-
-def _mark(value: Any) -> Any:
-    """Return a value that differs after each change of `value`.
-
-    Raises:
-        TypeError: it has an object that cannot be stored.
-    """
-    if type(value) in _ATOMS:
-        return type(value), value
-    torch, numpy = loaded("torch"), loaded("numpy")
-    if torch is not None and isinstance(value, torch.Tensor):
-        # The version does not count changes of `tensor.data`.
-        ends = [value.detach()[at].item() for at in ((0,) * value.dim(), (-1,) * value.dim())] if value.numel() else []
-        return _Same(value), 0 if value.is_inference() else value._version, *map(repr, ends)
-    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-        array = numpy.asarray(value).reshape(-1)
-        if array.dtype.hasobject:
-            raise TypeError
-        return value.shape, str(value.dtype), array[:: 1 + array.size // 10_000].tobytes()
-    if isinstance(value, dict | list | deque | set) and len(value) > _MOST_ITEMS:
-        raise TypeError
-    if isinstance(value, dict):
-        items = [*value.items()]
-        return type(value), len(items), [(key, _mark(one)) for key, one in _ends(items)]
-    if isinstance(value, set | frozenset):
-        return type(value), len(value), sorted(map(repr, value))
-    if isinstance(value, list | tuple | deque):
-        return type(value), len(value), [_mark(one) for one in _ends([*value])]
-    raise TypeError
-
-
-def _ends(items: list[Any]) -> list[Any]:
-    return items if len(items) <= 2 * _LEAVES else [*items[:_LEAVES], *items[-_LEAVES:]]
 
 
 def _fill(target: dict[str, Any], content: Mapping[str, Any], refill: Refill) -> None:
