@@ -17,7 +17,6 @@ from temporalio import activity
 from temporalio.exceptions import ApplicationError
 
 from agent import tasks
-from agent.admission import Admission
 from agent.attempt_files import AttemptFiles
 from agent.bundled_runs import run_bundle
 from agent.config import AgentConfig
@@ -39,6 +38,7 @@ from agent.record_files import DamagedRecord
 from agent.sealed import CannotUnseal, prove
 from agent.staged import BadLaunch, StagedAttempt
 from agent.staging import Stager
+from agent.start_checks import StartChecks
 from agent.state import StateFolder
 from agent.task_progress import read_progress
 from agent.task_readiness import Readiness
@@ -91,7 +91,7 @@ class NodeActivities:
         self._disk = DiskPool(config, state)
         self._stager = stager
         self._memory = stager.launches.memory
-        self._admission = Admission(config, state, lender, gpus)
+        self._checks = StartChecks(config, state, lender, gpus)
         self._files = AttemptFiles(stager, shipping, outputs, lender)
         self._beat_s = config.heartbeat_interval_s
         self._locks = locks
@@ -117,14 +117,14 @@ class NodeActivities:
 
         Reserves a port for each job whose task 0 is on this machine. Ends older attempts of the workload first.
         """
-        self._admission.check_machine(request.machine)
-        with detaching(), self._admission.judging(request):
+        self._checks.check_machine(request.machine)
+        with detaching(), self._checks.judging(request):
             async with heartbeats(self._beat_s, self._preparing(request)):
                 if request.only_images:
                     await asyncio.to_thread(self._stager.fetch_images, request)
                     return NodePrepared(self._config.machine, self._config.address, {})
                 _, ports = await self._stage(request)
-                self._admission.refuse_stopped(request.workload_id, request.attempt)
+                self._checks.refuse_stopped(request.workload_id, request.attempt)
         return NodePrepared(self._config.machine, self._config.address, ports)
 
     @activity.defn(name=Activity.RUN_NODE.value)
@@ -136,7 +136,7 @@ class NodeActivities:
     @activity.defn(name=Activity.RUN_BUNDLE.value)
     async def run_bundle(self, request: RunBundle) -> BundleRun:
         """Like `run`, for several attempts; returns soon after the first ones have ended, or after `limit_s`."""
-        self._admission.check_machine(request.machine)
+        self._checks.check_machine(request.machine)
         with detaching():
             return await run_bundle(request, self._begin, self._until_ended)
 
@@ -153,7 +153,7 @@ class NodeActivities:
     @activity.defn(name=Activity.RUN_ELEMENTS.value)
     async def run_elements(self, request: RunElements) -> ElementsRun:
         """Runs leased elements in the attempt of a runner, and waits until they or the attempt have ended."""
-        self._admission.check_machine(request.machine)
+        self._checks.check_machine(request.machine)
         folder = self._state.attempt(request.workload_id, request.attempt)
         with detaching():
             return await run_chunk(
@@ -167,14 +167,14 @@ class NodeActivities:
     @activity.defn(name=Activity.CANCEL_ELEMENTS.value)
     async def cancel_elements(self, request: CancelElements) -> None:
         """Stops elements of a runner's attempt; elements that were not started are never started."""
-        self._admission.check_machine(request.machine)
+        self._checks.check_machine(request.machine)
         folder = self._state.attempt(request.workload_id, request.attempt)
         await asyncio.to_thread(cancel, folder, request.indexes)
 
     @activity.defn(name=Activity.ATTEND.value)
     async def attend(self, request: Attend) -> None:
         """Stops the attempts in `request.stop`, then sends the heartbeat `ready` until the agent ends."""
-        self._admission.check_machine(request.machine)
+        self._checks.check_machine(request.machine)
         if request.incarnation != self._state.incarnation():
             message = f"machine {request.machine} was restarted since incarnation {request.incarnation}"
             raise ApplicationError(message, type="OtherIncarnation", non_retryable=True)
@@ -191,7 +191,7 @@ class NodeActivities:
                         async with asyncio.timeout(interval_s):
                             await self.gone.wait()
                     if self.gone.is_set():
-                        raise self._admission.without_folder()
+                        raise self._checks.without_folder()
             finally:
                 self.attending -= 1
                 self.let_go.set()
@@ -199,13 +199,13 @@ class NodeActivities:
     @activity.defn(name=Activity.PACE_NODE.value)
     async def pace(self, request: Pace) -> None:
         """Tells the running tasks how often they should save. Runs that are not on this machine are ignored."""
-        self._admission.check_machine(request.machine)
+        self._checks.check_machine(request.machine)
         await asyncio.to_thread(set_pace, self._state, request)
 
     @activity.defn(name=Activity.PROVE_KEY.value)
     async def prove_key(self, request: ProveKey) -> str:
         """Returns the proof that this machine still holds its registered key after a rotation to a new one."""
-        self._admission.check_machine(request.machine)
+        self._checks.check_machine(request.machine)
         try:
             return prove(request.machine, self._state.private_keys(), request.challenge)
         except CannotUnseal as error:
@@ -244,8 +244,8 @@ class NodeActivities:
 
         Refuses an attempt that was stopped, and ends older attempts first.
         """
-        self._admission.refuse_stopped(request.workload_id, request.attempt)
-        self._admission.refuse_taken(self._state.attempt(request.workload_id, request.attempt))
+        self._checks.refuse_stopped(request.workload_id, request.attempt)
+        self._checks.refuse_taken(self._state.attempt(request.workload_id, request.attempt))
         await self._end_older(request.workload_id, request.attempt)
 
         def stage() -> tuple[StagedAttempt, dict[str, int]]:
@@ -256,7 +256,7 @@ class NodeActivities:
                 request.bucket_url,
                 request.launch_sha256,
             )
-            self._admission.refuse_weaker(staged)
+            self._checks.refuse_weaker(staged)
             jobs = request.leads_jobs
             return staged, {} if jobs is None else self._stager.launches.ports.reserve(staged.folder, jobs)
 
@@ -282,15 +282,13 @@ class NodeActivities:
 
     async def _begin(self, request: RunNode) -> tuple[StagedAttempt, DiskWatch | None]:
         """Starts the attempt's tasks, unless they were started before."""
-        self._admission.check_machine(request.machine)
-        with self._admission.judging(request):
+        self._checks.check_machine(request.machine)
+        with self._checks.judging(request):
             async with heartbeats(self._beat_s, self._preparing(request)):
                 staged, masters = await self._prepared(request)
                 async with self._locks.of(request.workload_id):
-                    self._admission.refuse_stopped(request.workload_id, request.attempt)
-                    self._admission.refuse_taken(
-                        staged.folder, [slot for place in staged.places for slot in place.slots]
-                    )
+                    self._checks.refuse_stopped(request.workload_id, request.attempt)
+                    self._checks.refuse_taken(staged.folder, [slot for place in staged.places for slot in place.slots])
                     return staged, await self._start(staged, masters)
 
     async def _until_ended(self, staged: StagedAttempt, disk: DiskWatch | None) -> NodeOutcome:

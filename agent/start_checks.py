@@ -19,7 +19,7 @@ _TRIES = 5
 """Number of tries to start an attempt's tasks on this machine before the gang is placed elsewhere."""
 
 
-class Admission:
+class StartChecks:
     """The checks before a start, on one machine. Each raises `ApplicationError` with a type of `LaunchError`."""
 
     def __init__(self, config: AgentConfig, state: StateFolder, lender: Lender, gpus: GpuWatch) -> None:
