@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from mizzen_client.cli.numbers import Number
 from server.commands import log_to_stderr, run_command
 
 _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)  # Not resolved: a link may be changed to a new file.
@@ -65,7 +66,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False, exists=True)  # Not resolved:
 @click.option("--metrics", metavar="HOST:PORT", help="Address of the metrics for Prometheus (default: none).")
 @click.option(
     "--stop-s",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=30.0,
     show_default=True,
     help="Time for running requests after SIGTERM.",

@@ -15,6 +15,7 @@ from domain.isolation import Isolation
 from infra.errors import ConfigurationError, MizzenError, StackError
 from infra.memory import loading
 from infra.process_exit import end_process
+from mizzen_client.cli.numbers import Number
 from server.options import FILE, RunOptions, argument, included, option, takes
 
 if TYPE_CHECKING:
@@ -191,7 +192,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
 @click.option("--rack", default="rack-1", show_default=True)
 @click.option("--gpus", type=click.IntRange(min=0), help="GPU slots (default: the NVIDIA GPUs of the machine).")
 @click.option("--gpu-type", help="Such as a100 (default: that of the NVIDIA GPUs, from the driver).")
-@click.option("--cpus", type=float, default=float(os.cpu_count() or 1), show_default="all")
+@click.option("--cpus", type=Number(min=0, min_open=True), default=float(os.cpu_count() or 1), show_default="all")
 @click.option("--memory", default=None, help="Such as 64GiB (default: the machine's memory).")
 @click.option("--address", default="127.0.0.1", show_default=True, help="Address for tasks on other machines.")
 @click.option("--ports", default="20000-20999", show_default=True, help="Range of ports of rendezvous and services.")
@@ -206,7 +207,7 @@ def worker(roles: tuple[str, ...], regions: tuple[str, ...], **options: Any) -> 
     "--owner-socket", type=click.Path(path_type=Path), help="The owner's socket (default: owner.sock in --state-dir)."
 )
 @click.option("--interface", help="Enforce rates and the kill-switch on this network interface; or: default.")
-@click.option("--link-mbit", type=click.FloatRange(min=0, min_open=True), default=1000.0, show_default=True)
+@click.option("--link-mbit", type=Number(min=0, min_open=True), default=1000.0, show_default=True)
 @click.option("--rotate-key", is_flag=True, help="Create a new key, and prove possession of the old one.")
 @click.option("--instance", envvar="MIZZEN_INSTANCE", default="", help="Id of the instance that launched the machine.")
 @click.option("--native-id", envvar="MIZZEN_NATIVE_ID", default="", help="The provider's id of this machine.")

@@ -1,7 +1,6 @@
 """`mizzen tetris`: commands for the placement of tables, on instance files or in a running installation."""
 
 from dataclasses import dataclass
-from math import isfinite
 from pathlib import Path
 from typing import IO, Any
 
@@ -9,6 +8,7 @@ import click
 
 from infra.errors import ConfigurationError
 from mizzen.cli.printer import dump, emit_one
+from mizzen_client.cli.numbers import Number
 from mizzen_client.cli.session import Commands, Session, finish, say
 from server.commands import EXIT_USAGE, run_command
 from server.options import argument, option, takes
@@ -46,7 +46,13 @@ for command in (usage, *PLACEMENT_COMMANDS):
 
 @tetris.command()
 @click.argument("file", type=click.File("w", lazy=True, atomic=True), default="-")
-@click.option("--window", "window_days", type=float, metavar="DAYS", help="Runs of the last DAYS days (default: 30).")
+@click.option(
+    "--window",
+    "window_days",
+    type=Number(min=0, min_open=True),
+    metavar="DAYS",
+    help="Runs of the last DAYS days (default: 30).",
+)
 @click.option("--reads", type=click.File("w", lazy=True, atomic=True), help="File for the partitions that jobs read.")
 @click.option("--region", help="Export the datacenters and partitions of this region instead.")
 @click.pass_obj
@@ -84,21 +90,13 @@ def assign(session: Session, instance: Path, plan: Path) -> None:
              name=str(answer["assigned"]))  # fmt: skip
 
 
-def _budget(context: click.Context, parameter: click.Parameter, value: float | None) -> float | None:
-    if value is not None and not (value >= 0 and isfinite(value)):
-        raise click.BadParameter(f"{value}: must be a finite number of seconds, 0 or more", context, parameter)
-    return value
-
-
 @dataclass(frozen=True)
 class SolveOptions:
     """The options of `mizzen tetris solve`."""
 
     instance: Path = argument(type=_PATH)
     method: str = option(type=click.Choice(["climb", "exact", "v0"]), default="climb", show_default=True)
-    time_s: float | None = option(
-        type=float, callback=_budget, help="Budget of CPU time (default: 10 for climb, 600 for exact)."
-    )
+    time_s: float | None = option(type=Number(min=0), help="Budget of CPU time (default: 10 for climb, 600 for exact).")
     seed: int = option(type=click.IntRange(min=0), default=0, show_default=True)
     out: Path = option(type=_OUTPUT, default=Path("-"), help="File for the plan (default: standard output).")
     moves: Path | None = option(type=_OUTPUT, help="File for the moves and the gain of each, as JSON.")

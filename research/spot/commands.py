@@ -5,6 +5,7 @@ from pathlib import Path
 
 import click
 
+from mizzen_client.cli.numbers import Number
 from research.spot.request_options import RequestOptions
 from server.commands import run_command
 from server.options import PATH, OutputOptions, finite, included, option, takes
@@ -30,7 +31,7 @@ class TraceOptions:
         callback=_NOT_NEGATIVE, default=0.0, show_default=True, help="Mean time from a launch until its grant."
     )
     refused_share: float = option(
-        type=click.FloatRange(0, 1, max_open=True), default=0.0, show_default=True,
+        type=Number(0, 1, max_open=True), default=0.0, show_default=True,
         help="Probability that a zone with capacity refuses a launch.",
     )  # fmt: skip
     od_price_ratio: float = option(
@@ -69,7 +70,7 @@ class ReplayOptions:
     )  # fmt: skip
     optimum: bool = option(is_flag=True, help="Also compute the cheapest plan for known capacity.")
     optimum_availability: float | None = option(
-        metavar="PERCENT", type=click.FloatRange(0, 100),
+        metavar="PERCENT", type=Number(0, 100),
         help="The availability that the cheapest plan must have (default: 99.5).",
     )  # fmt: skip
     output: OutputOptions = included(OutputOptions)

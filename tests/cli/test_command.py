@@ -1,5 +1,6 @@
 """The `mizzen` command: help, exit codes, commands of other distributions, completion, and missing dependencies."""
 
+import contextlib
 import os
 import re
 import subprocess
@@ -187,3 +188,23 @@ def test_starting_is_quick_because_little_is_imported() -> None:
         done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=30)
         loaded = set(done.stderr.split())
         assert "click" in loaded and not loaded & (unneeded | also)
+
+
+def test_numbers_are_finite() -> None:
+    """Every option that takes a number refuses `nan` and `inf`, in the commands of the client and of the server."""
+    wrong, commands = [], dict[str, click.Command]()
+    with click.Context(cli) as context:
+        for name in cli.list_commands(context):
+            command = cli.get_command(context, name)
+            assert command is not None
+            commands |= leaves(name, command)
+    assert {"up", "tetris solve", "balance"} <= commands.keys()
+    for name, command in commands.items():
+        with click.Context(command) as context:
+            for option in command.params:
+                if isinstance(option.type, click.FloatRange | click.types.FloatParamType):
+                    for value in ("nan", "inf"):
+                        with contextlib.suppress(click.ClickException):
+                            option.process_value(context, value)
+                            wrong.append(f"{name} {option.opts[0]} {value}")
+    assert not wrong

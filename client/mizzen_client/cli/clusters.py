@@ -8,6 +8,7 @@ import click
 from mizzen.cli.printer import Column, emit_list
 from mizzen_client.cli import formats
 from mizzen_client.cli.fleet import PLACE_COLUMNS, amounts_option
+from mizzen_client.cli.numbers import Number
 from mizzen_client.cli.session import Commands, Session, complete_cluster, complete_region, split_place
 
 _CLUSTER_COLUMNS = (
@@ -61,7 +62,7 @@ def list_clusters(session: Session, region: str | None) -> None:
 @click.option("--no-store", is_flag=True, help="Save these checkpoints in the region's bucket.")
 @click.option(
     "--link-mbit",
-    type=click.FloatRange(min=0, min_open=True),
+    type=Number(min=0, min_open=True),
     help="Bandwidth of its link to the other clusters of the region, in Mbit/s.",
 )
 @click.pass_obj

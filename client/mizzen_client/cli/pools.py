@@ -9,6 +9,7 @@ import click
 
 from mizzen.cli.printer import Column, emit_list, emit_one, table
 from mizzen_client.cli import formats
+from mizzen_client.cli.numbers import Number
 from mizzen_client.cli.session import (
     Commands,
     Session,
@@ -117,9 +118,7 @@ _POOL = click.argument("pool", metavar="REGION/POOL", shell_complete=complete_po
 )
 @click.option("--machine-type", "machine_types", multiple=True, help="Accept only this machine type; repeatable.")
 @click.option("--any", "any_", is_flag=True, help="Accept any offer, except for limits given in this command.")
-@click.option(
-    "--max-usd-per-h", type=click.FloatRange(min=0), help="Highest price of a machine, in US dollars per hour."
-)
+@click.option("--max-usd-per-h", type=Number(min=0), help="Highest price of a machine, in US dollars per hour.")
 @click.option("--tenant", "tenants", multiple=True, help="Only workloads of this tenant use its machines; repeatable.")
 @click.option("--any-tenant", is_flag=True, help="Workloads of all tenants use its machines.")
 @click.option(
@@ -129,13 +128,13 @@ _POOL = click.argument("pool", metavar="REGION/POOL", shell_complete=complete_po
     callback=_numbers,
     help="Intended GPUs, which plans keep; 0 removes; repeatable.",
 )
-@click.option("--failure-buffer", type=click.FloatRange(0, 1), help="Plans: share of --gpus to have in addition.")
+@click.option("--failure-buffer", type=Number(0, 1), help="Plans: share of --gpus to have in addition.")
 @click.option(
     "--survives-loss/--no-survives-loss", default=None, help="Plans: keep --gpus without any one fault domain."
 )
 @click.option(
     "--max-share",
-    type=click.FloatRange(0, 1, min_open=True),
+    type=Number(0, 1, min_open=True),
     help="Plans: highest share that counts of one fault domain.",
 )
 @click.pass_obj

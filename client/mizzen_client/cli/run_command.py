@@ -13,6 +13,7 @@ from mizzen.cli.values import BadValue, seconds
 from mizzen_client.cli.exits import Exit, exit_of
 from mizzen_client.cli.interactive import LINGER_S, attach, waiting_task
 from mizzen_client.cli.log_commands import print_logs
+from mizzen_client.cli.numbers import Number
 from mizzen_client.cli.overrides import Tasks, after_option, array_option, env_option, not_before_option
 from mizzen_client.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
 from mizzen_client.cli.submit import say_end
@@ -40,7 +41,7 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
     multiple=True,
     help="GPUs of each task, such as a100:8; repeat it for acceptable types in order of preference.",
 )
-@click.option("--cpus", type=float, help="Cores of each task (default: 1).")
+@click.option("--cpus", type=Number(min=0, min_open=True), help="Cores of each task (default: 1).")
 @click.option("--memory", metavar="SIZE", help="Memory of each task, such as 16GiB (default: 1GiB).")
 @click.option(
     "--tasks",

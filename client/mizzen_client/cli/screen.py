@@ -14,6 +14,7 @@ from typing import Any
 import click
 
 from mizzen.cli.printer import measure
+from mizzen_client.cli.numbers import Number
 from mizzen_client.cli.session import Session
 from mizzen_client.errors import Unavailable, Unreachable
 
@@ -21,7 +22,7 @@ _OPEN, _CLOSE = "\x1b[?1049h\x1b[?25l\x1b[?7l", "\x1b[?7h\x1b[?25h\x1b[?1049l"
 """Control sequences: switch to the second buffer without cursor and line wrapping, and back."""
 watch_option = click.option("-w", "--watch", is_flag=True, help="In a terminal, repeat the list until Ctrl-C.")
 interval_option = click.option(
-    "--interval", "interval_s", type=click.FloatRange(0.5, 3600), default=2.0, show_default=True, metavar="SECONDS",
+    "--interval", "interval_s", type=Number(0.5, 3600), default=2.0, show_default=True, metavar="SECONDS",
     help="The pause between two requests while watching.",
 )  # fmt: skip
 

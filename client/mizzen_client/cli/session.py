@@ -16,6 +16,7 @@ from mizzen.cli.printer import say as say
 from mizzen.cli.values import FORMATS, BadValue, seconds
 from mizzen_client.cli import formats
 from mizzen_client.cli.exits import Exit, exit_of
+from mizzen_client.cli.numbers import Number
 from mizzen_client.errors import ApiError, ClientError
 
 if TYPE_CHECKING:
@@ -179,7 +180,7 @@ class OutputCommand(click.Command):
             ),
             click.Option(
                 ["--patience"],
-                type=click.FloatRange(min=0),
+                type=Number(min=0),
                 default=30.0,
                 metavar="SECONDS",
                 show_default=True,

@@ -12,6 +12,7 @@ from mizzen.cli.printer import dump, emit_list
 from mizzen_client.cli import formats
 from mizzen_client.cli.exits import Exit, exit_of
 from mizzen_client.cli.log_commands import print_logs
+from mizzen_client.cli.numbers import Number
 from mizzen_client.cli.overrides import Overrides, override_options
 from mizzen_client.cli.pages import left_lines
 from mizzen_client.cli.session import (
@@ -56,7 +57,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--wait-for-room",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     metavar="SECONDS",
     help="How long to retry while the tenant's queue is full (default: 86400, one day; 0: fail at once).",
 )
