@@ -4,7 +4,8 @@ from pathlib import Path
 
 from fastapi import FastAPI
 from starlette.middleware.gzip import GZipMiddleware
-from starlette.routing import Mount
+from starlette.responses import RedirectResponse
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from api import app as api_app
@@ -47,7 +48,8 @@ def create_app(settings: Settings) -> FastAPI:
     # Pages are not compressed: they have the token of a login beside texts of others, so their size would tell it.
     files = GZipMiddleware(StaticFiles(directory=Path(__file__).parent / "static"), minimum_size=1000)
     static = Mount(f"{pages.TOP}/static", files)
-    app.router.routes += [static, *(route for router in _ROUTERS for route in router.routes)]
+    start = Route("/", RedirectResponse(pages.TOP, 303), include_in_schema=False)
+    app.router.routes += [start, static, *(route for router in _ROUTERS for route in router.routes)]
     pages.install(app)
     app.add_middleware(SharedParts)
     app.add_middleware(BrowserLogins, logins=app.state.mizzen.logins, signer=app.state.console)

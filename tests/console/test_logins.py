@@ -55,6 +55,13 @@ async def test_the_secret_of_a_browser_is_not_in_the_database(world: ApiWorld, b
     assert found == 0
 
 
+async def test_the_address_of_the_api_leads_to_the_console(browse: Browse) -> None:
+    """A browser that opens the API's address without a path."""
+    async with browse(None) as client:
+        answer = await client.get("/")
+    assert (answer.status_code, answer.headers["location"]) == (303, "/console")
+
+
 @pytest.mark.parametrize("scheme", ["http", "https"])
 async def test_no_script_reads_the_cookie(world: ApiWorld, browse: Browse, scheme: str) -> None:
     async with browse(None, scheme) as client:
