@@ -307,3 +307,19 @@ def test_objects_of_libraries_are_left_alone(tmp_path: Path, monkeypatch: pytest
     attributes.begin({"net": net})
     net.meter.fd = 5  # type: ignore
     assert attributes.changed() == {}
+
+
+def test_a_second_restore_in_a_process(tmp_path: Path) -> None:
+    """A script that goes back to a checkpoint, as after a loss that is not a number, saves what has changed then."""
+    net = Net()
+    checkpointer = begun(net, tmp_path)
+    checkpointer.step(1)
+    net.steps, net.kind = 100, "sharp"
+    net.history.append(1)
+    checkpointer.restore()
+    assert (net.steps, net.kind) == (0, "plain")
+    net.steps = 100
+    checkpointer.step(2)
+    again = Net()
+    begun(again, tmp_path)
+    assert (again.steps, again.kind, list(again.history)) == (100, "plain", [1])

@@ -94,6 +94,20 @@ class ChangedAttributes:
                 self._known[part] = known = KnownModules(modules, _excluded(type(self._objects[part])))
                 known.mutable = [pair for pair in modules if self._before[pair[0]].is_mutable]
 
+    def begin_again(self, objects: Mapping[str, Any]) -> bool:
+        """Set numbers and texts as at `begin`, before a second restore; return False if it had other objects.
+
+        What has changed is compared with the first start, because a later process begins there.
+        """
+        if [*objects] != [*self._objects] or not all(map(is_, objects.values(), self._objects.values())):
+            return False
+        named = self._named()
+        for one in list(self._holders(named, named)):
+            values = self._before.get(one.path, _Before({}, {}, True)).values
+            names = [name for name, _ in self._attributes(one) if name in values]
+            vars(one.value).update({name: values[name] for name in names if is_atom(values[name])})
+        return True
+
     def _begin_plain(self, modules: _Named) -> _Named:
         """Remember the attributes of the modules that have only numbers and texts, and return the others.
 
