@@ -155,8 +155,9 @@ class ChangedAttributes:
             if not (known.pairs is named[part] and known.have_mode())
             and (mode := _modes(named[part])) != self._modes[part]
         }
-        found = {"values": self._storable(values), "generators": generators, "modes": modes}
-        return found | {"apart": self._apart(found["values"])} if any(found.values()) else {}
+        kept = self._storable(values)
+        found = {"values": kept, "generators": generators, "modes": modes, "apart": self._apart(kept)}
+        return found if any(found.values()) else {}
 
     def restore(self, saved: Mapping[str, Any], *, data: bool = True) -> None:
         """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored.
