@@ -1,7 +1,9 @@
 """Tests of plain attributes that a training changes: they are saved and restored, and only these."""
 
+import importlib
 from collections import deque
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,9 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from mizzen import Checkpointer
-from mizzen.checkpoint import StateError, Tracked
-from mizzen.checkpoint.attributes import ATTRIBUTES, MOST_BYTES
+from mizzen.checkpoint import CheckpointWarning, StateError, Tracked
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes
+from mizzen.checkpoint.marks import MOST_BYTES
 from mizzen.integrations.torch import ResumableLoader
 
 
@@ -205,3 +208,118 @@ def test_the_name_of_the_part_is_taken() -> None:
     """A script cannot track an object under the name of the part."""
     with pytest.raises(StateError, match="'attributes' is saved by mizzen itself"):
         Tracked({ATTRIBUTES: {}})
+
+
+@pytest.mark.filterwarnings("ignore:.*deprecated")
+def test_a_compiled_module_is_tracked() -> None:
+    """Modules of TorchScript have no attributes in Python: they are tracked without them, also inside others."""
+    script = torch.jit.script(nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.1)))
+    for module in (script, nn.Sequential(script, nn.Dropout(0.1))):
+        tracked = Tracked({"net": module})
+        tracked.begin()
+        module.eval()
+        tracked.restore(tracked.capture(1))
+
+
+def test_each_change_of_an_array_or_a_list_is_seen() -> None:
+    """Also in the middle of a long one, and a change of order."""
+    for change in range(3):
+        net = nn.Linear(1, 1)
+        net.scores, net.order, net.losses = np.zeros(50_000), np.arange(50_000), [0.0] * 10_000  # type: ignore
+        attributes = ChangedAttributes()
+        attributes.begin({"net": net})
+        if change == 0:
+            net.scores[1] = 1.0  # type: ignore
+        elif change == 1:
+            net.order[[1, 2]] = 2, 1  # type: ignore
+        else:
+            net.losses[5_000] = 1.0  # type: ignore
+        assert list(attributes.changed()["values"]["net"]) == [("scores", "order", "losses")[change]]
+
+
+def test_a_restored_value_is_not_changed_by_the_script() -> None:
+    """Attributes are restored again when an epoch resumes: what its start has changed in place must not remain."""
+    net = Net()
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    net.hidden, net.extra = torch.ones(2), {"sums": [1.0]}  # type: ignore[assignment]
+    saved = attributes.changed()
+    again = Net()
+    attributes = ChangedAttributes()
+    attributes.begin({"net": again})
+    attributes.restore(saved)
+    again.hidden.zero_()  # type: ignore[attr-defined]
+    again.extra["sums"].clear()  # type: ignore[operator,union-attr,index]
+    attributes.restore(saved)
+    assert again.hidden.tolist() == [1.0, 1.0] and again.extra == {"sums": [1.0]}  # type: ignore[attr-defined]
+
+
+def test_a_script_with_another_generator_or_buffer_resumes() -> None:
+    """A restore does not fail, and does not hide a buffer or a module, if the script has changed."""
+    net = Net()
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    net.numbers.random(), torch.rand(1, generator=net.generator)
+    net.hidden, net.kind, net.steps = torch.ones(2), "sharp", 3  # type: ignore[assignment]
+    saved = attributes.changed()
+    other = Net()
+    other.numbers, other.generator = torch.Generator().manual_seed(5), Random(5)  # type: ignore[assignment]
+    del other.hidden, other.kind
+    other.register_buffer("hidden", torch.zeros(2), persistent=False)
+    other.kind = nn.Linear(1, 1)  # type: ignore[assignment]
+    attributes.begin({"net": other})
+    with pytest.warns(CheckpointWarning, match=r"net\.(numbers|generator): the saved state"):
+        attributes.restore(saved)
+    assert other.steps == 3 and other.hidden.tolist() == [0.0, 0.0] and isinstance(other.kind, nn.Linear)
+
+
+def test_tensors_are_restored_on_their_devices() -> None:
+    """Those that were on the module's device, also in dicts and deques; others stay in memory. `meta` is a device."""
+    net = nn.Linear(1, 1)
+    net.on, net.recent, net.beside = {}, None, []  # type: ignore[assignment]
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    net.on["h"], net.recent = torch.ones(1), deque([torch.ones(1)])  # type: ignore
+    saved = attributes.changed()
+    again = nn.Linear(1, 1, device="meta")
+    again.on, again.recent, again.beside = {}, None, []  # type: ignore[assignment]
+    attributes.begin({"net": again})
+    attributes.restore(saved)
+    assert (again.on["h"].device.type, again.recent[0].device.type) == ("meta", "meta")  # type: ignore
+    again.beside.append(torch.ones(1))  # type: ignore
+    saved = attributes.changed()
+    last = nn.Linear(1, 1, device="meta")
+    last.beside = []  # type: ignore[assignment]
+    attributes.begin({"net": last})
+    attributes.restore({**saved, "values": {"net": {"beside": saved["values"]["net"]["beside"]}}})
+    assert last.beside[0].device.type == "cpu"  # type: ignore
+
+
+def test_objects_of_libraries_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of libraries in a user's folder or in PYTHONPATH, whose inner state is not the script's."""
+    folder = tmp_path / "lib" / "site-packages"
+    folder.mkdir(parents=True)
+    (folder / "foreign_meter.py").write_text("class Meter:\n    total = 0\n    def __init__(self): self.fd = 1\n")
+    monkeypatch.syspath_prepend(str(folder))
+    net = nn.Linear(1, 1)
+    net.meter = importlib.import_module("foreign_meter").Meter()
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    net.meter.fd = 5  # type: ignore
+    assert attributes.changed() == {}
+
+
+def test_a_second_restore_in_a_process(tmp_path: Path) -> None:
+    """A script that goes back to a checkpoint, as after a loss that is not a number, saves what has changed then."""
+    net = Net()
+    checkpointer = begun(net, tmp_path)
+    checkpointer.step(1)
+    net.steps, net.kind = 100, "sharp"
+    net.history.append(1)
+    checkpointer.restore()
+    assert (net.steps, net.kind) == (0, "plain")
+    net.steps = 100
+    checkpointer.step(2)
+    again = Net()
+    begun(again, tmp_path)
+    assert (again.steps, again.kind, list(again.history)) == (100, "plain", [1])

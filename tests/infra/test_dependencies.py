@@ -89,3 +89,10 @@ def test_declared_is_what_is_imported(checkout: Path, name: str) -> None:
     assert not missing, "imported, but not declared"
     if name != "research":
         assert wanted - set(found) - NOT_IMPORTED - OPTIONAL == set(), "declared, but not imported"
+
+
+def test_the_oldest_click_that_a_client_may_have_suffices() -> None:
+    """Before click 8.4, `click.ParamType` has no type parameters: to give it one fails at the import of a command."""
+    root = Path(__file__).parents[2]
+    files = [file for folder in ("client", "sdk", "server") for file in (root / folder).rglob("*.py")]
+    assert [str(file) for file in files if "ParamType[" in file.read_text()] == []

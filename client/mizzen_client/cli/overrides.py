@@ -14,6 +14,7 @@ import click
 from mizzen_client.cli.session import complete_tenant, complete_workload, label_option
 
 _TASKS = re.compile("([0-9]{1,9})(?::([0-9]{1,9}))?")
+TASKS_SHOWN = "NUMBER[:MOST]"
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -66,24 +67,23 @@ class Overrides:
         return out
 
 
-class Tasks(click.ParamType["int | dict[str, int]"]):
-    """A number of tasks, or the fewest and the most tasks of an elastic job: `4`, `2:16`."""
+def tasks_of(value: Any) -> "int | dict[str, int]":
+    """Return the field `tasks` of a job from a number or a range: `4`, `2:16`. It is the type of an option of click.
 
-    name = "NUMBER[:MOST]"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> "int | dict[str, int]":
-        """Return the field `tasks` of a job."""
-        if not isinstance(value, str):
-            return value  # type: ignore[no-any-return]
-        match = _TASKS.fullmatch(value)
-        if match is None:
-            self.fail(f"{value!r} must be a number, such as 4, or the fewest and the most, such as 2:16", param, ctx)
-        fewest, most = int(match[1]), int(match[2] or match[1])
-        if fewest < 1:
-            self.fail(f"{value!r}: must be at least 1 task, not {fewest}", param, ctx)
-        if most < fewest:
-            self.fail(f"{value!r}: the most tasks, {most}, must be at least the fewest, {fewest}", param, ctx)
-        return fewest if match[2] is None else {"min": fewest, "max": most}
+    Raises:
+        click.BadParameter: it is neither.
+    """
+    if not isinstance(value, str):
+        return value  # type: ignore[no-any-return]
+    match = _TASKS.fullmatch(value)
+    if match is None:
+        raise click.BadParameter(f"{value!r} must be a number, such as 4, or the fewest and the most, such as 2:16")
+    fewest, most = int(match[1]), int(match[2] or match[1])
+    if fewest < 1:
+        raise click.BadParameter(f"{value!r}: must be at least 1 task, not {fewest}")
+    if most < fewest:
+        raise click.BadParameter(f"{value!r}: the most tasks, {most}, must be at least the fewest, {fewest}")
+    return fewest if match[2] is None else {"min": fewest, "max": most}
 
 
 def override_options(command: F) -> F:
@@ -94,7 +94,12 @@ def override_options(command: F) -> F:
             click.option("--name", help="Use this name instead of the document's."),
             label_option("Add a label"),
             env_option,
-            click.option("--tasks", type=Tasks(), help="Use this number of tasks, or the fewest and the most: 2:16."),
+            click.option(
+                "--tasks",
+                type=tasks_of,
+                metavar=TASKS_SHOWN,
+                help="Use this number of tasks, or the fewest and the most: 2:16.",
+            ),
             array_option,
             after_option,
             not_before_option,

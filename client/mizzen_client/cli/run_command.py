@@ -14,7 +14,14 @@ from mizzen_client.cli.exits import Exit, exit_of
 from mizzen_client.cli.interactive import LINGER_S, attach, waiting_task
 from mizzen_client.cli.log_commands import print_logs
 from mizzen_client.cli.numbers import Number
-from mizzen_client.cli.overrides import Tasks, after_option, array_option, env_option, not_before_option
+from mizzen_client.cli.overrides import (
+    TASKS_SHOWN,
+    after_option,
+    array_option,
+    env_option,
+    not_before_option,
+    tasks_of,
+)
 from mizzen_client.cli.session import OutputCommand, Session, complain, complete_tenant, finish, label_option, say
 from mizzen_client.cli.submit import say_end
 from mizzen_client.cli.workload_commands import WORKLOAD_COLUMNS
@@ -45,7 +52,8 @@ _STATUS = re.compile(r"(exit code|signal) (\d+)")
 @click.option("--memory", metavar="SIZE", help="Memory of each task, such as 16GiB (default: 1GiB).")
 @click.option(
     "--tasks",
-    type=Tasks(),
+    type=tasks_of,
+    metavar=TASKS_SHOWN,
     default=1,
     show_default=True,
     help="Number of tasks, which start together, or the fewest and the most: 2:16.",

@@ -36,24 +36,19 @@ def exec_(
     finish(code)
 
 
-class _Ports(click.ParamType[tuple[int, int]]):
-    name = "[local:]port"
-
-    def convert(
-        self, value: str | tuple[int, int], param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
-            return value
-        local, colon, port = value.partition(":")
-        numbers = [int(text) if text.isdecimal() else -1 for text in (port if colon else local, local)]
-        if not (1 <= numbers[0] <= _HIGHEST_PORT and 0 <= numbers[1] <= _HIGHEST_PORT):
-            self.fail(f"{value!r} must be PORT or LOCAL:PORT, such as 8888 or 9000:8888", param, ctx)
-        return numbers[0], numbers[1]
+def _ports(value: str | tuple[int, int]) -> tuple[int, int]:
+    if isinstance(value, tuple):
+        return value
+    local, colon, port = value.partition(":")
+    numbers = [int(text) if text.isdecimal() else -1 for text in (port if colon else local, local)]
+    if not (1 <= numbers[0] <= _HIGHEST_PORT and 0 <= numbers[1] <= _HIGHEST_PORT):
+        raise click.BadParameter(f"{value!r} must be PORT or LOCAL:PORT, such as 8888 or 9000:8888")
+    return numbers[0], numbers[1]
 
 
 @click.command("port-forward", cls=OutputCommand)
 @WORKLOAD
-@click.argument("ports", nargs=-1, required=True, type=_Ports())
+@click.argument("ports", nargs=-1, required=True, type=_ports)
 @click.option("--job", help="The job of the task. Default: the first one.")
 @click.option("--task", type=click.IntRange(min=0), default=0, show_default=True, help="The index of the task.")
 @click.option("--address", default="127.0.0.1", show_default=True, help="The local address to listen on.")

@@ -9,7 +9,9 @@ saved, also those that each step sets before it reads them: which these are is n
 large, so of tensors that a training replaces at most `MOST_BYTES` are saved, the smallest first.
 """
 
+import copy
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
@@ -19,16 +21,16 @@ from types import FunctionType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
 from mizzen.checkpoint import rng, trees
-from mizzen.checkpoint.errors import StateError
+from mizzen.checkpoint.devices import devices, moved
+from mizzen.checkpoint.errors import CheckpointWarning, StateError
 from mizzen.checkpoint.known_modules import KnownModules
-from mizzen.checkpoint.marks import ATOMS, is_atom, marked
+from mizzen.checkpoint.libraries import is_of_library
+from mizzen.checkpoint.marks import ATOMS, MOST_BYTES, is_atom, marked
 from mizzen.checkpoint.refill import Refill, storage
 from mizzen.checkpoint.tensors import loaded
 
 ATTRIBUTES = "attributes"
 """Name of the part. A checkpoint has it only if something has changed."""
-MOST_BYTES = 64 << 20
-
 _ITEMS = 100
 """Lists and dicts with more items are not searched for objects."""
 _DEPTH = 4
@@ -92,6 +94,20 @@ class ChangedAttributes:
                 self._known[part] = known = KnownModules(modules, _excluded(type(self._objects[part])))
                 known.mutable = [pair for pair in modules if self._before[pair[0]].is_mutable]
 
+    def begin_again(self, objects: Mapping[str, Any]) -> bool:
+        """Set numbers and texts as at `begin`, before a second restore; return False if it had other objects.
+
+        What has changed is compared with the first start, because a later process begins there.
+        """
+        if [*objects] != [*self._objects] or not all(map(is_, objects.values(), self._objects.values())):
+            return False
+        named = self._named()
+        for one in list(self._holders(named, named)):
+            values = self._before.get(one.path, _Before({}, {}, True)).values
+            names = [name for name, _ in self._attributes(one) if name in values]
+            vars(one.value).update({name: values[name] for name in names if is_atom(values[name])})
+        return True
+
     def _begin_plain(self, modules: _Named) -> _Named:
         """Remember the attributes of the modules that have only numbers and texts, and return the others.
 
@@ -139,7 +155,8 @@ class ChangedAttributes:
             if not (known.pairs is named[part] and known.have_mode())
             and (mode := _modes(named[part])) != self._modes[part]
         }
-        found = {"values": self._storable(values), "generators": generators, "modes": modes}
+        kept = self._storable(values)
+        found = {"values": kept, "generators": generators, "modes": modes, "apart": self._apart(kept)}
         return found if any(found.values()) else {}
 
     def restore(self, saved: Mapping[str, Any], *, data: bool = True) -> None:
@@ -150,7 +167,7 @@ class ChangedAttributes:
         if not saved:
             return
         refill = Refill(ExitStack(), self._objects)
-        named = self._named()
+        named, places = self._named(), {part: self._device(part) for part in self._objects}
         for one in list(self._holders(named, named)):
             if one.part.endswith(_DATA) and not data:
                 continue
@@ -158,21 +175,34 @@ class ChangedAttributes:
             for name, new in saved["values"].get(one.path, {}).items():
                 if name in _TENSORS and _is_module(one.value):
                     _fill(content[name], new, refill)
-                else:
+                elif not (_is_module(one.value) and any(name in content[key] for key in (*_TENSORS, "_modules"))):
                     old = content.get(name)
-                    content[name] = refill.filled(old, _at(new, old, self._device(one)), name)
+                    device = None if name in saved["apart"].get(one.path, ()) else places[one.part]
+                    # A copy, because `saved` may be restored once more after the script has changed the value in place.
+                    content[name] = refill.filled(old, moved(copy.deepcopy(new), old, device), name)
             for name, state in saved["generators"].get(one.path, {}).items():
                 if (access := rng.generator(content.get(name))) is not None:
-                    access[1](state)
+                    _set_state(f"{one.path}.{name}", access[1], state)
         for part, (training, names) in saved["modes"].items():
             others = set(names)
             for name, module in named.get(part, ()):
                 module.training = training != (name in others)
 
-    def _device(self, one: _Holder) -> Any:
-        """Return the device of the tracked module in which an object is."""
-        module = self._objects[one.part]
-        return next((tensor.device for tensor in module.parameters()), None) if _is_module(module) else None
+    def _apart(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
+        """Return the attributes with tensors that are on another device than the tracked module, by path."""
+        parts = sorted(self._objects, key=len, reverse=True)
+        found = {}
+        for path, attributes in values.items():
+            device = self._device(next(part for part in parts if path.startswith(part)))
+            names = [name for name, value in attributes.items() if device and devices(value) - {device}]
+            if names:
+                found[path] = names
+        return found
+
+    def _device(self, part: str) -> Any:
+        """Return the device of a tracked module; for another object, that of the first tracked module."""
+        modules = [one for one in (self._objects[part], *self._objects.values()) if _is_module(one)]
+        return next((tensor.device for tensor in modules[0].parameters()), None) if modules else None
 
     def _suspects(self, part: str, modules: _Named) -> _Named:
         """Return those of a part's modules that are new, or in which something may have changed."""
@@ -262,7 +292,7 @@ def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of some objects whose attributes are saved: modules, optimizers, and what loaders take data from."""
     torch, found = loaded("torch"), {}
     for name, one in objects.items() if torch is not None else ():
-        if isinstance(one, torch.nn.Module | torch.optim.Optimizer):
+        if _is_module(one) or isinstance(one, torch.optim.Optimizer):
             found[name] = one
             continue
         for suffix in _DATA:
@@ -294,12 +324,10 @@ def _is_holder(value: Any) -> bool:
 
 def _is_of_script(kind: type) -> bool:
     """Return whether a class is not of a library."""
-    import sysconfig  # Not at the start: few scripts need it there.
-
-    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    is_library = kind.__module__.startswith("mizzen.") or (file or "").startswith(libraries)
-    return not is_library and (file is not None or kind.__module__ == "__main__")
+    if kind.__module__.startswith("mizzen."):
+        return False
+    return not is_of_library(file) if file else kind.__module__ == "__main__"
 
 
 def _excluded_of(kind: type) -> frozenset[str]:
@@ -324,8 +352,9 @@ _hides_private: Callable[[type], bool] = cache(_hides_private_of)
 
 
 def _is_module(value: Any) -> bool:
+    """Return whether a value is a module of torch. The attributes of compiled ones of TorchScript are not in Python."""
     torch = loaded("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
+    return torch is not None and isinstance(value, torch.nn.Module) and not isinstance(value, torch.jit.ScriptModule)
 
 
 def _named_modules(value: Any, name: str) -> _Named:
@@ -338,13 +367,13 @@ def _named_modules(value: Any, name: str) -> _Named:
             found.append(pair)
             if one._modules:
                 before = f"{name}." if name else ""
-                left += [(before + key, inner) for key, inner in one._modules.items() if inner is not None]
+                left += [(before + key, inner) for key, inner in one._modules.items() if _is_module(inner)]
     return found
 
 
 def _saved_tensors(module: Any) -> Iterator[Any]:
     yield from module.parameters()
-    for inner in module.modules():
+    for _, inner in _named_modules(module, ""):
         hidden = inner._non_persistent_buffers_set
         yield from (tensor for key, tensor in inner._buffers.items() if tensor is not None and key not in hidden)
 
@@ -363,17 +392,15 @@ def _fill(target: dict[str, Any], content: Mapping[str, Any], refill: Refill) ->
         if name not in target:
             continue
         old = target[name]
-        filled = refill.filled(old, _at(new, old, None), name)
+        filled = refill.filled(old, moved(new, old, None), name)
         if filled is not old and not isinstance(old, loaded("torch").nn.Parameter):
             target[name] = filled
 
 
-def _at(new: Any, old: Any, device: Any) -> Any:
-    """Return a tensor, or the tensors of a tuple or list, on the device of `old`, else on `device`."""
-    torch = loaded("torch")
-    if torch is not None and isinstance(new, torch.Tensor):
-        device = old.device if isinstance(old, torch.Tensor) else device
-        return new if device is None else new.to(device)
-    if type(new) in (list, tuple):
-        return type(new)(_at(one, None, device) for one in new)
-    return new
+def _set_state(path: str, load: Callable[[Any], object], state: Any) -> None:
+    """Set the state of a generator. A script that was started with other options may have one of another kind."""
+    try:
+        load(state)
+    except Exception as error:
+        message = f"{path}: the saved state of the random generator does not fit, and was left out: {error}"
+        warnings.warn(message, CheckpointWarning, stacklevel=5)

@@ -1,5 +1,6 @@
 """Marks of values: the mark of a value differs after each change in place."""
 
+import zlib
 from collections import deque
 from typing import Any
 
@@ -8,10 +9,12 @@ from mizzen.checkpoint.tensors import loaded
 
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 """Types whose values cannot change in place."""
+MOST_BYTES = 64 << 20
+"""Larger arrays have no mark."""
 _MOST_ITEMS = 20_000
 """Longer lists and dicts have no mark."""
 _LEAVES = 1_000
-"""Of longer lists and dicts, only the first and the last items are compared."""
+"""Of longer lists and dicts with arrays or containers in them, only the first and the last items are compared."""
 
 
 def is_atom(value: Any) -> bool:
@@ -48,19 +51,21 @@ def _mark(value: Any) -> Any:
         ends = [value.detach()[at].item() for at in ((0,) * value.dim(), (-1,) * value.dim())] if value.numel() else []
         return _Same(value), 0 if value.is_inference() else value._version, *map(repr, ends)
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-        array = numpy.asarray(value).reshape(-1)
-        if array.dtype.hasobject:
+        if value.dtype.hasobject or value.nbytes > MOST_BYTES:
             raise TypeError
-        return value.shape, str(value.dtype), array[:: 1 + array.size // 10_000].tobytes()
+        return value.shape, str(value.dtype), zlib.crc32(numpy.ascontiguousarray(value).reshape(-1).view("uint8"))
     if isinstance(value, dict | list | deque | set) and len(value) > _MOST_ITEMS:
         raise TypeError
     if isinstance(value, dict):
-        items = [*value.items()]
-        return type(value), len(items), [(key, _mark(one)) for key, one in _ends(items)]
+        return type(value), [*value], _mark([*value.values()])
     if isinstance(value, set | frozenset):
         return type(value), len(value), sorted(map(repr, value))
     if isinstance(value, list | tuple | deque):
-        return type(value), len(value), [_mark(one) for one in _ends([*value])]
+        items = [*value]
+        kinds = [*map(type, items)]
+        if ATOMS.issuperset(kinds):
+            return type(value), kinds, items
+        return type(value), len(items), [_mark(one) for one in _ends(items)]
     raise TypeError
 
 

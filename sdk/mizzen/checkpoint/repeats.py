@@ -9,13 +9,13 @@ The analysis follows names. If it cannot tell, it is silent, because a warning i
 
 import ast
 import linecache
-import sysconfig
 from collections.abc import Iterator
 from types import FrameType, GeneratorType
 from typing import Any
 
 from mizzen.checkpoint import loops
 from mizzen.checkpoint.carried import Uses, bindings, carried, following, name_of, names_in, root_of, unassigned
+from mizzen.checkpoint.libraries import is_of_library
 from mizzen.checkpoint.own_attributes import SELF, OwnAttributes, is_own, own_attributes
 from mizzen.checkpoint.random_draws import Draws
 from mizzen.checkpoint.restored_names import RANGES, RestoredNames, Values
@@ -55,9 +55,8 @@ def told(restored: loops.Stack, values: Values) -> str | None:
 
 def _frames(before: dict[Any, int]) -> Iterator[FrameType]:
     """Yield the frames of the script, without those of libraries, up to the one that called `restore`."""
-    libraries = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "purelib", "platlib"))
     for frame in loops.frames():
-        if frame.f_code.co_filename.startswith(libraries):
+        if is_of_library(frame.f_code.co_filename):
             return
         yield frame
         if frame.f_code in before:

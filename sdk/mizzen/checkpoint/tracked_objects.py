@@ -228,7 +228,9 @@ class Tracked:
         self._frozen.begin(self._modules)
         for name in wanted:
             self._frozen.restore(name, state[name])
-        self._attributes.begin(watched(self._modules))
+        objects = watched(self._modules)
+        if not (self.has_stepped and self._attributes.begin_again(objects)):
+            self._attributes.begin(objects)
         self._loaded_attributes = state.get(ATTRIBUTES, {}) if parts is None else {}
         self._attributes.restore(self._loaded_attributes, data=False)
         if RNG in wanted:

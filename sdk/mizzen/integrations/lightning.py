@@ -161,11 +161,12 @@ def _has_state(callback: Callback) -> bool:
 
 def _with_attributes(trainer: Trainer) -> dict[str, Any]:
     """Return the objects whose plain attributes are saved: also callbacks of the script without a state."""
-    callbacks = {
-        f"callback-{number}": one
-        for number, one in enumerate(trainer.callbacks)
-        if is_of_script(type(one)) and not _has_state(one)
-    }
+    callbacks: dict[str, Any] = {}
+    for one in trainer.callbacks:
+        if is_of_script(type(one)) and not _has_state(one):
+            # Not by their place: a script that is started with other options may have more callbacks.
+            kind = f"callback-{type(one).__qualname__}"
+            callbacks[f"{kind}-{sum(name.startswith(f'{kind}-') for name in callbacks)}"] = one
     loaders = {f"loader-{number}": one for number, one in enumerate(_loaders(trainer))}
     return callbacks | watched({"module": trainer.lightning_module, **loaders})
 
