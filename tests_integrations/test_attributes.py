@@ -1,6 +1,9 @@
 """Tests of plain attributes that a training changes: they are saved and restored, and only these."""
 
 import importlib
+import os
+import subprocess
+import sys
 from collections import deque
 from pathlib import Path
 from random import Random
@@ -323,3 +326,29 @@ def test_a_second_restore_in_a_process(tmp_path: Path) -> None:
     again = Net()
     begun(again, tmp_path)
     assert (again.steps, again.kind, list(again.history)) == (100, "plain", [1])
+
+
+def test_a_profiler_may_run_the_script(tmp_path: Path) -> None:
+    """Its file is that of the module `__main__`, but the classes there are the script's own."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from torch import nn\n"
+        "from mizzen import Checkpointer\n"
+        "class Meter:\n"
+        "    total = 0.0\n"
+        "net, checkpointer = nn.Linear(1, 1), Checkpointer('ckpt')\n"
+        "net.meter = Meter()\n"
+        "checkpointer.track(net=net)\n"
+        "if (step := checkpointer.restore()) == 0:\n"
+        "    net.meter.total = 3.5\n"
+        "    checkpointer.step(1)\n"
+        "    checkpointer.wait()\n"
+        "print(step, net.meter.total)\n"
+    )
+    for said in ("0 3.5", "1 3.5"):
+        command = [sys.executable, "-m", "cProfile", "-o", "profile", str(script)]
+        variables = {"MIZZEN_CHECKPOINT_INTERVAL_S": "0"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=os.environ | variables, capture_output=True, text=True, check=True, timeout=80
+        )
+        assert done.stdout.splitlines() == [said]

@@ -324,10 +324,10 @@ def _is_holder(value: Any) -> bool:
 
 def _is_of_script(kind: type) -> bool:
     """Return whether a class is not of a library."""
+    if kind.__module__ == "__main__":  # Its file may be that of a profiler or a debugger, which runs the script.
+        return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    if kind.__module__.startswith("mizzen."):
-        return False
-    return not is_of_library(file) if file else kind.__module__ == "__main__"
+    return file is not None and not kind.__module__.startswith("mizzen.") and not is_of_library(file)
 
 
 def _excluded_of(kind: type) -> frozenset[str]:
