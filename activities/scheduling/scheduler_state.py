@@ -297,8 +297,9 @@ class SchedulerState:
             holdings=held,
             last_checkpoint_at_s=None if a.checkpoint_us is None else seconds(a.checkpoint_us),
             evictable=a.ready and not a.evicting,
-            # A workload that goes on in another place has had its minimum runtime.
-            protected_until_s=started_s + (0.0 if a.booked else self._settings.min_runtime_s),
+            # A workload that goes on in another place has had its minimum runtime. One that waits for its victims has
+            # no protection yet: a gang's reservation counts on its slots from when it holds them, as in the simulator.
+            protected_until_s=started_s + (self._settings.min_runtime_s if a.ready and not a.booked else 0.0),
             attempt=a.attempt,
             # An upper bound: the runtime of earlier attempts is not subtracted.
             ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,

@@ -5,6 +5,7 @@ from datetime import timedelta
 import pytest
 from sqlalchemy import text
 
+from domain.phases import Phase
 from domain.reasons import in_words
 from infra.db.models import Workload
 from tests.activities.world import World, job
@@ -84,6 +85,26 @@ def test_protection_is_not_extended_when_reserved_tasks_start(world: World, read
             raise RuntimeError
     until(lambda: world.tick().awarded == 1)  # The protection that the victim had at the reservation ends.
     assert {v for _, _, v, _ in world.evictions()} == {low}
+
+
+@pytest.mark.parametrize("held_gpus", [0, 2])
+def test_a_workload_that_waits_for_its_victim_has_no_protection_yet(world: World, held_gpus: int) -> None:
+    """A workload of worse rank waits for its victim when a gang reserves its slots: it is evicted once it holds them.
+
+    So in the simulator, whether or not the workload holds a part of its slots already.
+    """
+    world.configure(min_runtime_s=1000.0, reserve_after_s=3600.0)
+    world.region("r")
+    world.machine("r/c/m", gpus=4)
+    low = world.running(job(gpus=4 - held_gpus), ago_s=2000.0)
+    world.alter(Workload, low, level=7)
+    middle = world.submit(job(gpus=4))
+    world.alter(Workload, middle, level=6)
+    assert world.tick().awarded == 1 and world.holdings(middle)["r/c/m"][0].bit_count() == held_gpus
+    urgent = world.submit(job(gpus=4))
+    assert world.tick().awarded == 0 and world.waiting(urgent)[0] == "reserved_open r"
+    world.release(low, Phase.PREEMPTED)
+    assert world.tick().awarded == 1 and {v for _, _, v, _ in world.evictions()} == {low, middle}
 
 
 @pytest.mark.parametrize("case", ["equal priority", "other hardware", "being evicted"])
