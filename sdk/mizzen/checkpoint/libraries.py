@@ -5,7 +5,7 @@ import re
 from functools import cache
 
 _PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
-"""Also the folders of a user (`pip install --user`), of a distribution of Linux, or in another folder of the search path."""
+"""Also the folders of a user (`pip install --user`), or of a distribution of Linux."""
 
 
 @cache
