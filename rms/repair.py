@@ -72,7 +72,7 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
 def _fewest(region: str, free: Iterable[MachineState], gang: DamagedGang, kept: Sequence[Counter[str]]) -> float:
     """Returns the number of machines of a new place for the whole gang; inf: there is none.
 
-    The new place may use free resources and those that the gang keeps.
+    It is searched on free resources and on the machines on which tasks of the gang still run.
     """
     machines = {one.id: one for one in free}
     for job, own in zip(gang.request.jobs, kept, strict=True):

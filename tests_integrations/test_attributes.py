@@ -277,7 +277,7 @@ def test_a_script_with_another_generator_or_buffer_resumes() -> None:
 
 
 def test_tensors_are_restored_on_their_devices() -> None:
-    """Those that were on the module's device, also in dicts and deques; others stay in memory. `meta` is a device."""
+    """A tensor returns to the module's device if it was on it, else to the CPU. `meta` stands for a GPU."""
     net = nn.Linear(1, 1)
     net.on, net.recent, net.beside = {}, None, []  # type: ignore[assignment]
     attributes = ChangedAttributes()

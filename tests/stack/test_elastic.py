@@ -53,7 +53,7 @@ def _backdate(up: Up, workloads: list[str]) -> None:
 
 def test_a_moved_workload_continues_from_its_checkpoint(stack: Up, tmp_path: Path) -> None:
     """Two workloads run on two machines. One moves to the machine of the other, so that a gang of four GPUs fits. The
-    moved workload saves when it is told to stop, resumes at that step, and is not queued in between.
+    moved workload saves at its notice, resumes at the saved step, and does not return to the queue.
     """
     up, gate = stack, tmp_path / "gate"
     up.client().set_tenant("t", 5, {"a100": 0}, None)

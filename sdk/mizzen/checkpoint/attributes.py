@@ -4,9 +4,9 @@ Examples are a counter (`self.step += 1`), a temperature that the script lowers,
 batches, a history in a deque, metrics that accumulate, a random generator, a teacher that is hidden in a list, and the
 difficulty of a dataset. Also buffers that are not persistent, and which modules are in training mode.
 
-Only what has changed since the restore is saved, so a script may be started with other options. All such attributes are
-saved, also those that each step sets before it reads them: which these are is not known. Caches of activations can be
-large, so of tensors that a training replaces at most `MOST_BYTES` are saved, the smallest first.
+Only what has changed since the restore is saved, so a script may be started with other options. Attributes that each
+step overwrites before it reads them are saved, too: this module cannot tell them from others. A cache of activations
+can be large, so at most `MOST_BYTES` of the tensors that a training replaces are saved, the smallest first.
 """
 
 import copy

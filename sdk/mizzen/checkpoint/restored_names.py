@@ -35,7 +35,7 @@ class RestoredNames:
     """The names of a script's file whose values depend on the restored state."""
 
     def __init__(self, tree: ast.AST, names: Mapping[str, Any], known: Set[str], values: Values) -> None:
-        """`names`: the variables with their values now. `known`: those that are restored, such as tracked objects."""
+        """`names`: the script's variables, with their present values. `known`: names of variables that are restored."""
         self.known = set(known)
         """Variables and functions with restored values."""
         self._tree, self._names, self._values = tree, names, values

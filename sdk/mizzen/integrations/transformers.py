@@ -90,7 +90,7 @@ class ResilientCallback(TrainerCallback):
         self._fetches: Fetches | None = None
         self._attributes = ChangedAttributes()
         self._attributes_within: dict[str, Any] = {}
-        """Those that were saved within the epoch that is resumed."""
+        """Attributes from a checkpoint that was saved within an epoch, if the training resumes in this epoch."""
         self._settled = -1
         """The last step for which the action was decided."""
 
