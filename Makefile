@@ -82,10 +82,12 @@ $(VENV)/.collected: $(VENV)/.ready
 
 PYTEST = $(BIN)/python -m pytest --numprocesses 4 --max-worker-restart 2 --dist loadfile --no-loadscope-reorder
 
-# Without the tests marked `long`, and with few examples of random tests (tests/depth.py).
+# Without the tests marked `long`, with a third of those marked `rotating` (each day another one; TURN=0, 1 or 2 chooses),
+# and with few examples of random tests (tests/depth.py).
+TURN = $(shell echo $$(($$(date +%s) / 86400 % 3)))
 test: setup
 	@$(MAKE) -s -j2 $(VENV)/.compiled $(VENV)/.collected
-	@$(PYTEST) -m "not long" $(ARGS)
+	@MIZZEN_TURN=$(TURN) $(PYTEST) -m "not long" $(ARGS)
 
 # The tests that failed in the last run, one after another. Fails also if the last run has recorded no failure.
 test-failed: setup

@@ -103,10 +103,35 @@ def _turn(item: pytest.Item) -> int:
     return next((turn for turn, start in enumerate(starts) if item.nodeid.startswith(start)), len(starts))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Moves the stack tests to the front, then the other long files, those that mostly wait first.
+_TURNS = 3
+
+
+def _rotating(item: pytest.Item) -> str | None:
+    """Returns what has a turn of its own: a file that is marked `rotating` as a whole, or a test; None: always runs."""
+    if item.get_closest_marker("rotating") is None:
+        return None
+    module = item.getparent(pytest.Module)
+    whole = module is not None and any(mark.name == "rotating" for mark in module.own_markers)
+    return item.nodeid.partition("::")[0] if whole else item.nodeid
+
+
+def _rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keeps a third of what is marked `rotating`, if MIZZEN_TURN has the number of the third."""
+    if not (turn := os.environ.get("MIZZEN_TURN", "")):
+        return
+    named = {item: _rotating(item) for item in items}
+    chosen = set(sorted({name for name in named.values() if name})[int(turn) % _TURNS :: _TURNS])
+    if left := [item for item, name in named.items() if name and name not in chosen]:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item, name in named.items() if not name or name in chosen]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Chooses the tests whose turn it is, and moves the stack tests to the front, then the other long files, those that
+    mostly wait first.
 
     Stack tests mostly wait while the other workers compute. A long file that starts late would leave a core idle at the
     end.
     """
+    _rotate(config, items)
     items.sort(key=_turn)

@@ -52,6 +52,7 @@ def _request(world: World, workload: str, rank: int) -> PlacementRequest:
     return PlacementRequest(workload, rank, WorkloadSpec.model_validate(world.workload(workload).spec).requests())
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("seed", range(4))
 def test_the_same_awards_give_the_same_account(new_world: Callable[..., World], seed: int) -> None:
     """After every award, and after every victim has left, free and held amounts are equal in all four."""

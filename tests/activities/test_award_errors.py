@@ -33,6 +33,7 @@ def idle(world: World) -> World:
     return world
 
 
+@pytest.mark.rotating
 def test_an_award_that_fails_leaves_the_region_idle(idle: World) -> None:
     """After an award transaction ended with an error of any class, the next pass places the gang on the idle region."""
     for attempt, sqlstate in enumerate(CLASSES, 1):

@@ -190,6 +190,7 @@ def campaign(world: World, client: Client, seed: int) -> Iterator[Campaign]:
     yield Campaign(PlacementWorld(world, grace_s=0.0), client, seed)
 
 
+@pytest.mark.rotating
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", range(CAMPAIGNS))
 async def test_damage_never_costs_the_last_good_copy(campaign: Campaign, seed: int) -> None:

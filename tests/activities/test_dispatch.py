@@ -323,6 +323,7 @@ async def _outlasts(door: Door, town: World, workload: str) -> None:
     await until(lambda: not undelivered(town.engine), "the messages are delivered")
 
 
+@pytest.mark.rotating
 async def test_temporal_away_loses_nothing(
     town: World, database_url: str, client: Client, temporal_address: str
 ) -> None:

@@ -49,6 +49,7 @@ async def _ended(placement_runs: PlacementWorld) -> PlacementRun:
     return found
 
 
+@pytest.mark.rotating
 async def test_a_placement_run_from_its_plan_to_its_end(placement_runs: PlacementWorld, running: Client) -> None:
     """Tables move to the region whose GPUs run their jobs."""
     _begin(placement_runs)

@@ -52,6 +52,7 @@ def _moves(placement_runs: PlacementWorld) -> list[tuple[str, str, str, str]]:
         return [(row.kind, row.data_table, row.target_region, row.state) for row in rows]
 
 
+@pytest.mark.rotating
 def test_a_plan_is_published_with_all_that_it_rests_on(placement_runs: PlacementWorld, tmp_path: Path) -> None:
     """Instance, plan, replicas and moves are stored as objects, moves and report as rows; a repetition adds nothing."""
     ticket = placement_runs.placement_runs.open_placement_run(PlacementRunRef(PLACEMENT_RUN))
@@ -99,6 +100,7 @@ def test_an_insufficient_catalogue_fails_the_placement_run(placement_runs: Place
     assert placement_run.state == "failed" and "region west" in str(placement_run.problem)
 
 
+@pytest.mark.rotating
 def test_a_dry_run_moves_nothing(placement_runs: PlacementWorld) -> None:
     """A dry run has moves but begins none, and does not give up copies of earlier placement runs."""
     with placement_runs.world.session() as session:
@@ -201,6 +203,7 @@ def test_old_placement_runs_are_deleted_with_their_objects(placement_runs: Place
         assert session.scalars(select(PlacementRun.id)).all() == ["new"]
 
 
+@pytest.mark.rotating
 def test_partitions_go_to_datacenters_after_the_moves(placement_runs: PlacementWorld) -> None:
     """Each partition in a region with datacenters is assigned to one; a region without sizes gets an event."""
     with placement_runs.world.session() as session:
@@ -219,6 +222,7 @@ def test_partitions_go_to_datacenters_after_the_moves(placement_runs: PlacementW
     assert placement_runs.world.bucket("east").size(f"tetris/placement-runs/{PLACEMENT_RUN}/datacenters/west/plan.json")
 
 
+@pytest.mark.rotating
 def test_only_the_partitions_that_a_job_reads_are_moved(placement_runs: PlacementWorld) -> None:
     """If a job reads one day of a table, only that day is replicated. (The quota is too small for a home.)"""
     placement_runs = PlacementWorld(placement_runs.world, daily_quota_bytes=len(body("a", "ds=1")))

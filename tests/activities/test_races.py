@@ -118,6 +118,7 @@ def test_progress_and_release_at_the_same_instant(contest: tuple[World, str, lis
     assert (attempt.last_step, attempt.checkpoint_step, attempt.checkpoint_bytes) == (9, 8, 700)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("seed", few(range(2), 1))
 def test_many_awards_at_once(world: World, seed: int) -> None:
     """Of concurrent awards of one workload, or of the same slots, exactly one succeeds."""

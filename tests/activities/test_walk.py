@@ -17,6 +17,7 @@ from tests.depth import few
 STEPS = 120
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("seed", "fleet"),
     few([(2, FLEET), (1, SMALL), (2, SMALL), (1, FLEET)], 2),

@@ -217,6 +217,7 @@ async def test_tasks_of_an_attempt_share_memory(lab: Lab, docker: DockerHere) ->
     assert "x" not in lab.folder_of(other, config).output.read_text()
 
 
+@pytest.mark.rotating
 async def test_the_engine_may_restart(lab: Lab, docker: DockerHere) -> None:
     """A container of an engine with live restore goes on; its later output and its exit status are recorded."""
     config = image_config(lab, docker)
@@ -358,6 +359,7 @@ echo "at $step"
 """
 
 
+@pytest.mark.rotating
 async def test_a_gang_without_python_meets_saves_and_resumes(lab: Lab, docker: DockerHere) -> None:
     """All it needs are variables, files, SIGTERM and exit statuses. Both tasks of each attempt exchange their names."""
     config = image_config(lab, docker)

@@ -103,6 +103,7 @@ def _launch(lab: Lab, config: AgentConfig, url: str, proxy: Narrowed) -> LaunchD
     return launch
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(120)
 async def test_a_task_reaches_only_what_its_document_names(
     lab: Lab, cloud: tuple[Narrowed, buckets.EmulatorEndpoint]

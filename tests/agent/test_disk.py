@@ -80,6 +80,7 @@ async def test_a_task_that_fills_the_disk_at_once(lab: Lab, disk: Path) -> None:
         assert not lab.folder_of(launch, config).work.exists()
 
 
+@pytest.mark.rotating
 async def test_a_task_that_makes_too_many_files_is_stopped(lab: Lab, disk: Path) -> None:
     """Files are limited as space is: without inodes nobody can make files on an empty disk."""
     config = lab.config(state_dir=disk / "state")

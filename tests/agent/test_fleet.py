@@ -74,6 +74,7 @@ def agent_of(config: AgentConfig, other_than: ProcessIdentity | None = None) -> 
     return found
 
 
+@pytest.mark.rotating
 async def test_a_killed_agent_misses_nothing(lab: Lab) -> None:
     """If a task ends while its agent is dead after kill -9, the next agent reports the true exit code."""
     config, other = lab.config("m1"), lab.config("m2")
@@ -101,6 +102,7 @@ async def test_a_killed_agent_misses_nothing(lab: Lab) -> None:
     assert processes_of(lab.folder) == []
 
 
+@pytest.mark.rotating
 async def test_power_off_is_the_death_of_a_machine(lab: Lab) -> None:
     """Power-off kills the agent, shims and tasks of one machine without an exit record, and its next boot has a new id.
 
@@ -134,6 +136,7 @@ async def test_power_off_is_the_death_of_a_machine(lab: Lab) -> None:
         assert [e.exit_code for e in (await lives.result(NodeOutcome)).exits] == [0]
 
 
+@pytest.mark.rotating
 async def test_stopping_the_fleet_stops_no_task(lab: Lab) -> None:
     """After SIGKILL or SIGTERM to the fleet, no agent is left and tasks continue; the next fleet finds them."""
     config = lab.config()
@@ -163,6 +166,7 @@ async def test_stopping_the_fleet_stops_no_task(lab: Lab) -> None:
     await until_async(lambda: later.exit())
 
 
+@pytest.mark.rotating
 async def test_temporal_may_come_late_and_be_lost(tmp_path: Path) -> None:
     """An agent waits until Temporal is reachable, and announces itself again to a server that has lost its data."""
     port = free_port()

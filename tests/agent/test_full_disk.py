@@ -6,6 +6,8 @@ The folder is a small file system of its own. The tests check what tasks wrote o
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from agent import tasks
 from agent.state import StateFolder
 from agent.tasks import TaskState
@@ -105,6 +107,7 @@ async def test_a_lane_is_stopped(lab: Lab, tmp_path: Path, small: SmallDisk) -> 
     assert not (tmp_path / "begun.1").exists()
 
 
+@pytest.mark.rotating
 async def test_a_start_waits_for_room_and_blames_nobody(lab: Lab, tmp_path: Path, small: SmallDisk) -> None:
     """On a full disk no part of a gang starts; the gang starts when there is space, or fails without blame."""
     config = lab.config(state_dir=small.path / "state")

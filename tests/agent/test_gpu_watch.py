@@ -148,6 +148,7 @@ async def _unfreed(lab: Lab, machine: str, slots: int) -> None:
             await asyncio.sleep(0.1)
 
 
+@pytest.mark.rotating
 async def test_heartbeats_have_the_use_of_gpus(lab: Lab, fake_gpus: FakeGpus) -> None:
     """Each task with GPUs reports their memory and how busy they are, in steps; a task without GPUs does not."""
     fake_gpus.write(gpu(0, 10_000, percent=88), gpu(1, 20_050, percent=99))

@@ -180,6 +180,7 @@ async def test_gangs_stop_while_a_large_image_is_fetched(lab: Lab, docker: Docke
     docker.engine.remove_image(slow)
 
 
+@pytest.mark.rotating
 async def test_a_machine_may_fetch_the_image_before_it_has_the_slots(
     lab: Lab, docker: DockerHere, registry_host: str
 ) -> None:
@@ -209,6 +210,7 @@ async def test_a_fetch_in_advance_may_overlap_with_the_preparation(
     docker.engine.remove_image(image)
 
 
+@pytest.mark.rotating
 async def test_a_registry_that_dies_midway_is_asked_again(lab: Lab, docker: DockerHere, registry_host: str) -> None:
     """A fetch that is cut is a failure that a retry can cure; the retry runs when the registry is back."""
     config = image_config(lab, docker)
@@ -263,6 +265,7 @@ async def test_content_that_is_not_that_of_the_digest_is_not_run(
         assert failure.type == "ImageUnavailable" and "verification failed" in str(failure)
 
 
+@pytest.mark.rotating
 async def test_images_are_removed_by_age_and_size(lab: Lab, docker: DockerHere, registry_host: str) -> None:
     """Only images that the agent has fetched, and that no attempt on the machine needs."""
     docker.load("mine:1")

@@ -101,6 +101,7 @@ async def test_the_owner_takes_the_machine_at_once(lab: Lab) -> None:
     await serving
 
 
+@pytest.mark.rotating
 async def test_a_notice_lets_tasks_save(lab: Lab) -> None:
     """Tasks get SIGTERM at once; one that saves within the notice ends by itself, one that does not is killed then."""
     config = lab.config(gpus=2, gpu_type="g", owner=OWNER)

@@ -134,6 +134,7 @@ def _process(config: AgentConfig, lab: Lab) -> Iterator[subprocess.Popen[bytes]]
             process.kill()
 
 
+@pytest.mark.rotating
 async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
     """The command stops the tasks itself. The agent obeys when it continues, and starts nothing before that."""
     config = lab.config(gpus=2, gpu_type="g", owner=OWNER)
@@ -162,6 +163,7 @@ async def test_the_owner_of_a_stopped_agent_takes_the_machine(lab: Lab) -> None:
         assert _is_the_owners(await pending.result(NodeOutcome))
 
 
+@pytest.mark.rotating
 async def test_the_owner_of_a_dead_agent_takes_gpus(lab: Lab) -> None:
     """The command stops the tasks on these GPUs, and the next agent has the owner's word."""
     config = lab.config(gpus=2, gpu_type="g", owner=OWNER)

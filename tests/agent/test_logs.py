@@ -253,6 +253,7 @@ def ship_all(stream: LogStream) -> None:
         stream.ship(final=True)
 
 
+@pytest.mark.rotating
 def test_output_that_was_shipped_leaves_the_disk(tmp_path: Path) -> None:
     """A task that prints for a long time keeps little output on its machine, and all of it is in the bucket."""
     run = run_folder(tmp_path)
@@ -269,6 +270,7 @@ def test_output_that_was_shipped_leaves_the_disk(tmp_path: Path) -> None:
     assert b"".join(segments(tmp_path)) == LINE.replace(b"hunter2", b"***") * (written // len(LINE))
 
 
+@pytest.mark.rotating
 def test_a_log_has_a_limit_and_keeps_its_end(tmp_path: Path) -> None:
     """A task that prints without limit does not fill the bucket; its last output is stored after its end."""
     run, limit = run_folder(tmp_path), 4 << 20

@@ -129,11 +129,13 @@ async def test_a_killed_task_continues_from_the_memory_of_its_machine(lab: Lab) 
         assert server_pid(config) is None and not (config.state_dir / "memory" / "wl-1").exists()
 
 
+@pytest.mark.rotating
 async def test_a_lost_machine_continues_from_the_memory_of_its_peer(lab: Lab) -> None:
     """The machine that trained is lost; the next attempt, on another one, loads from the memory of the peer."""
     await _continues_from_its_peer(lab)
 
 
+@pytest.mark.rotating
 async def test_tasks_with_a_network_of_their_own_reach_the_peer(lab: Lab) -> None:
     """With `tasks.network: ports`, too: the servers are in the machines' network, and tasks connect to them."""
     uid = TENANT_UIDS[0] if os.geteuid() == 0 else None
@@ -259,6 +261,7 @@ def _used_bytes(cgroup: str) -> int:
     return 0
 
 
+@pytest.mark.rotating
 async def test_the_server_outlives_the_agent(lab: Lab) -> None:
     """The server continues while no agent runs; the next agent finds it, and starts one that was killed."""
     config = machine(lab)

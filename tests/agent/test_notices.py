@@ -43,6 +43,7 @@ async def told(lab: Lab, config: AgentConfig) -> list[dict[str, Any]]:
         await asyncio.sleep(0.1)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("code", [0, 1, 143])
 async def test_the_platforms_word_reaches_tasks_and_the_server(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, code: int
@@ -171,6 +172,7 @@ async def test_advice_to_leave_stops_nobody() -> None:
     assert notices.current is None and not notices.heard.is_set()
 
 
+@pytest.mark.rotating
 async def test_a_notice_whose_end_has_passed_is_over() -> None:
     """A machine that was stopped, not terminated, runs again later: its old notice is not sent again."""
     cloud = Aws()

@@ -35,6 +35,7 @@ def _status(process: "subprocess.Popen[bytes]", number: int) -> int:
         process.kill()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 76)])
 def test_a_signal(tmp_path: Path, number: int, status: int) -> None:
     """SIGTERM is the notice; SIGINT is none. Its folder is removed, which no later agent uses."""

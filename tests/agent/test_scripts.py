@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from domain.protocol.machines import NodeOutcome
 from tests.agent.harness import Lab, description, until_async
 
@@ -56,6 +58,7 @@ async def test_scripts_for_bash_run_in_bash(lab: Lab) -> None:
     assert found == dict.fromkeys(_SCRIPTS, ("exit code 0", "training\nb .\n"))
 
 
+@pytest.mark.rotating
 async def test_the_options_of_scripts(lab: Lab) -> None:
     """A script without `#!` ends at the first failure; other options, and all those of one with `#!`, are its own."""
     for name, (body, status, text) in _ENDS.items():

@@ -7,6 +7,8 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from agent import tasks
 from agent.config import AgentConfig
 from agent.ports import SERVING
@@ -46,6 +48,7 @@ async def _opened(lab: Lab, launch: LaunchDescription, config: AgentConfig) -> A
     return await asyncio.to_thread(ask)
 
 
+@pytest.mark.rotating
 async def test_streams_go_on_after_a_platforms_notice(lab: Lab, tmp_path: Path) -> None:
     """The server gets SIGTERM shortly before the end that the platform has announced, not at once."""
     notice = tmp_path / "notice"
@@ -67,6 +70,7 @@ async def test_streams_go_on_after_a_platforms_notice(lab: Lab, tmp_path: Path) 
     assert outcome.notice is not None and outcome.notice.platform == "file"
 
 
+@pytest.mark.rotating
 async def test_streams_go_on_after_an_owners_notice(lab: Lab) -> None:
     """The owner gets the machine at the announced time, and streams that end before are not cut."""
     config = lab.config(gpus=1, gpu_type="g", owner=OWNER)

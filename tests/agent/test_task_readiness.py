@@ -245,6 +245,7 @@ async def test_a_setup_that_takes_too_long_is_not_ready(lab: Lab) -> None:
     assert [end.not_ready for end in outcome.exits] == [NotReadyReport(0.5, "its setup has not ended")]
 
 
+@pytest.mark.rotating
 async def test_an_agent_that_was_killed_continues_to_probe(lab: Lab) -> None:
     """After kill -9 of the agent, port and readiness are the same, and changes are reported again."""
     config = _quiet(lab.config())
@@ -394,6 +395,7 @@ async def test_a_privileged_port_of_another_user(temporal_address: str, request:
             await lab.stop(launch, config.machine, 5.0)
 
 
+@pytest.mark.rotating
 @needs_maps
 async def test_a_refused_task_leaves_no_cgroup(lab: Lab) -> None:
     """If no port is free, the launch is refused and nothing of the task is left."""

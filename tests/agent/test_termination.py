@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field, replace
 
+import pytest
 from temporalio.client import WorkflowFailureError
 
 from agent.tasks import RunFolder
@@ -160,6 +161,7 @@ if shutil.which("ksh93"):
     }
 
 
+@pytest.mark.rotating
 async def test_scripts_save_when_they_are_told(lab: Lab) -> None:
     """Each script's programs save within the grace and count one notice each. Status and notice are reported."""
     config = lab.config(cpus_milli=64_000, cgroup=False, ports=(21100, 21399))

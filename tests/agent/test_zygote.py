@@ -164,6 +164,7 @@ def test_a_zygote_ends_with_its_agent_and_its_shims_do_not(tmp_path: Path, stopp
     assert ended(run).exit_code == 7
 
 
+@pytest.mark.rotating
 def test_an_agent_leaves_no_socket_open(tmp_path: Path) -> None:
     """An agent that ends, and a process that it forks, close the socket of the zygote."""
     forks = "import os\nif (pid := os.fork()) == 0: os._exit(0)\nos.waitpid(pid, 0)\n"

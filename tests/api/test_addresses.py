@@ -129,6 +129,7 @@ def test_connections_are_bounded(full: tuple[str, list[socket.socket]]) -> None:
         pass
 
 
+@pytest.mark.rotating
 def test_connections_far_beyond_the_limit_are_closed(full: tuple[str, list[socket.socket]]) -> None:
     """Idle connections far over the limit are closed immediately."""
     url, _ = full

@@ -165,12 +165,14 @@ def test_service_documents(changes: dict[str, Any], version: int | None) -> None
     check_equal(SERVICE_DOCUMENT, rules_of_service, {**SERVICE_EXAMPLE, "version": version, **changes})
 
 
+@pytest.mark.rotating
 def test_generated_workloads() -> None:
     """The schema and the API agree about documents that are generated from the schema, and about damaged ones."""
     jsonschema.Draft202012Validator.check_schema(DOCUMENT)
     compare(DOCUMENT, rules_of_workload, [EXAMPLE], 7000)
 
 
+@pytest.mark.rotating
 def test_generated_services() -> None:
     """The schema and the API agree about documents that are generated from the schema, and about damaged ones."""
     compare(SERVICE_DOCUMENT, rules_of_service, [SERVICE_EXAMPLE], 6000)

@@ -71,6 +71,7 @@ def peopled(shared_world: ApiWorld) -> ApiWorld:
     return shared_world
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("operation", _operations(), ids=_id)
 def test_generated_requests(peopled: ApiWorld, operation: Any) -> None:
     """Responses to valid and invalid requests conform to the OpenAPI document; there are no internal errors."""

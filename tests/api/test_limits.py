@@ -75,6 +75,7 @@ async def _others_are_served(limited: tuple[ApiWorld, str], attack: "asyncio.Fut
     return served
 
 
+@pytest.mark.rotating
 async def test_sizes_that_are_not_there_cost_nothing(limited: tuple[ApiWorld, str]) -> None:
     """Archives whose headers declare 900 PB are refused, and other users are served meanwhile."""
     info = tarfile.TarInfo("a")

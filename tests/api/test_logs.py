@@ -263,6 +263,7 @@ def _run(world: ApiWorld, id_: str) -> None:
         shipper.ship("goodbye\n").end()
 
 
+@pytest.mark.rotating
 async def test_following_to_the_end(world: ApiWorld, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower gets each line exactly once, a remark at the new attempt, and the lines uploaded after the end."""
     monkeypatch.setattr(logs, "LATE_S", 2.0)

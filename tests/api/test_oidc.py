@@ -61,6 +61,7 @@ def _caller(tokens: Tokens, token: str) -> Caller:
             time.sleep(0.02)
 
 
+@pytest.mark.rotating
 async def test_tokens_of_an_issuer_log_in(database_url: str, tmp_path: Path) -> None:
     """Rules map claims to role and tenant; keys work beside tokens; tokens also open Temporal's UI."""
     provider = PackagedIssuer(free_port())

@@ -372,6 +372,7 @@ def test_own_modules_come_from_the_checkout(checkout: Path) -> None:
     assert Path(str(importlib.import_module("api").__file__)).is_relative_to(checkout)
 
 
+@pytest.mark.rotating
 def test_serving_ends_at_sigterm(world: ApiWorld, tmp_path: Path, checkout: Path) -> None:
     """At SIGTERM the process exits with 0, even if a stream is open."""
     with listen("127.0.0.1", 0) as probe:

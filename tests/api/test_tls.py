@@ -71,6 +71,7 @@ def _serial(url: str) -> int:
     return load_pem_x509_certificate(ssl.get_server_certificate(address).encode()).serial_number
 
 
+@pytest.mark.rotating
 def test_clients_trust_the_authority_that_they_are_given(
     url: str, world: ApiWorld, files: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_clients_trust_the_authority_that_they_are_given(
     assert run(["machines", "list"]) == 0
 
 
+@pytest.mark.rotating
 def test_renewed_files_are_used_without_a_restart(url: str, files: tuple[Path, Path], tmp_path: Path) -> None:
     """New connections get the new certificate; while the files do not fit together, the earlier one."""
     first = _serial(url)
@@ -109,6 +111,7 @@ def test_renewed_files_are_used_without_a_restart(url: str, files: tuple[Path, P
     assert _serial(url) == second
 
 
+@pytest.mark.rotating
 def test_probes_and_slow_handshakes(url: str) -> None:
     """The probes of `mizzen up` find the API; open connections without a handshake keep no one else out."""
     port = int(url.rpartition(":")[2])
@@ -142,6 +145,7 @@ def _missing(files: tuple[Path, Path]) -> str:
     return "No such file or directory"
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("damage", few([_encrypted, _other, _text, _missing], 1))
 def test_unusable_files_are_named(
     files: tuple[Path, Path], damage: Callable[[tuple[Path, Path]], str], database_url: str, tmp_path: Path

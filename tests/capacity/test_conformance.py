@@ -59,6 +59,7 @@ def assert_ends(bench: Bench, instance: str) -> None:
         time.sleep(0.2)
 
 
+@pytest.mark.rotating
 def test_offers_are_well_formed(bench: Bench, offers: list[Offer]) -> None:
     """Offers have valid names, existing machine types and comparable prices, and their keys are unique."""
     assert len({offer.key for offer in offers}) == len(offers)

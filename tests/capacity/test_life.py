@@ -4,6 +4,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from sqlalchemy import Engine, func, select
 from temporalio.client import Client
 
@@ -66,6 +67,7 @@ async def test_a_refusal_is_a_fact_and_the_next_offer_is_asked(site: Site) -> No
     await site.rounds_until(lambda: site.why_short() == "no_offer", "the pool has the reason no_offer")
 
 
+@pytest.mark.rotating
 async def test_lost_answers_launch_nothing_twice(site: Site) -> None:
     """If a provider's response is lost, the repeated request has the same token and launches no second machine."""
     losing = ["launch", "launch", "terminate", "describe", "offers"]
@@ -203,6 +205,7 @@ async def test_one_whose_agent_is_away_is_ended_and_replaced(site: Site) -> None
     assert gone.reason["code"] == "agent_away"
 
 
+@pytest.mark.rotating
 async def test_one_that_is_to_end_waits_for_what_runs_there(site: Site) -> None:
     """A machine is drained before its instance ends, and terminated only when no task holds slots or is saving."""
     site.pool(1)
@@ -260,6 +263,7 @@ async def test_a_provider_that_does_not_answer_holds_up_nothing_for_good(site: S
     assert site.natives() == set()
 
 
+@pytest.mark.rotating
 async def test_a_pool_grows_for_what_waits_and_shrinks_when_nothing_does(site: Site) -> None:
     """A pool grows once for a waiting gang, but not for over-quota or held ones, and shrinks when it is idle."""
     site.world.tenant(gpus=8)

@@ -130,6 +130,7 @@ def test_a_large_folder_names_its_largest_entries(tmp_path: Path, monkeypatch: p
         pack(folder)
 
 
+@pytest.mark.rotating
 def test_a_change_of_a_file_changes_few_parts(tmp_path: Path) -> None:
     """Parts are gzip files of their own, and their sequence is the archive. Those of other files stay the same."""
     chance = random.Random(7)
@@ -151,6 +152,7 @@ def test_a_change_of_a_file_changes_few_parts(tmp_path: Path) -> None:
     inspect_archive(io.BytesIO(after.body), max_bytes=1 << 30, max_members=200)
 
 
+@pytest.mark.rotating
 def test_only_changed_parts_are_sent_again(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An archive that the API has needs no request. One with a new part sends it, and its end."""
     chance = random.Random(8)
@@ -178,6 +180,7 @@ def test_only_changed_parts_are_sent_again(service: Service, tmp_path: Path, mon
         assert set(sent) == {part.sha256 for part in pack(tmp_path).parts} - before and len(sent) == 2
 
 
+@pytest.mark.rotating
 def test_an_interrupted_upload_continues(service: Service, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next submission sends only the parts that the API has not."""
     chance = random.Random(9)

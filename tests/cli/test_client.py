@@ -261,6 +261,7 @@ def test_lines_after_a_time(service: Service, client: Client) -> None:
     assert list(client.logs(id_, task=0, since=now)) == [b"new"]
 
 
+@pytest.mark.rotating
 def test_logs_of_an_array(service: Service, client: Client, through: Client, cutter: Cutter) -> None:
     """Lines name their element; the tail is that of each element, and a lost connection repeats no line."""
     array = client.submit({**DOCUMENT, "name": "sweep", "array": "0-9"})["id"]

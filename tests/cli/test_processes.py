@@ -112,6 +112,7 @@ def test_ctrl_c_on_submit_follow_leaves_the_workload_running(start: Start, servi
     assert unharmed(service, id_)
 
 
+@pytest.mark.rotating
 def test_who_follows_reads_why_the_workload_waits(start: Start, service: Service, client: Client) -> None:
     """A new reason is printed once. The lines of the log follow after the start."""
     id_ = client.submit(DOCUMENT)["id"]
@@ -186,6 +187,7 @@ def test_output_that_cannot_be_written_is_one_line(service: Service, line: str, 
     assert said in done.stderr and len(done.stderr.splitlines()) <= 1
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("command", ["init --region east=file:///b", "adopt", "worker --role control", "backup f"])
 def test_a_database_that_does_not_answer_is_one_line(tmp_path: Path, command: str) -> None:
     """Commands of operators name the database, without its password, and exit with 6."""
@@ -256,6 +258,7 @@ def test_logs_cannot_command_a_terminal(service: Service, client: Client) -> Non
     assert piped.stdout == f"{line}\n".encode()
 
 
+@pytest.mark.rotating
 def test_bash_completes_ids_names_and_contexts(service: Service, running: str) -> None:
     """Completion reads names from the API; if the API is down, it offers nothing and prints no error."""
 

@@ -28,6 +28,7 @@ async def _send(page: Page, path: str, **fields: str) -> str:
     return await answer.inner_text()
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(300)
 async def test_a_request_is_tried_out(world: ApiWorld, serve: Callable[[ApiWorld], str]) -> None:
     """Without a key it is refused; with one, the answer has what this key may see. No other host is contacted."""

@@ -72,6 +72,7 @@ def _pages(world: ApiWorld, values: dict[str, str]) -> Iterator[str]:
                 yield _PARAMETER.sub(lambda found: values[found[1]], route.path)
 
 
+@pytest.mark.rotating
 async def test_stored_scripts_are_text(world: ApiWorld, browse: Browse) -> None:
     id_ = _fill(world)
     values = {"id": id_, "region": "north", "cluster": "alpha", "machine": "m1"}

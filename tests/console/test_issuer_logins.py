@@ -35,6 +35,7 @@ def asked_of(answer: httpx.Response) -> dict[str, str]:
     return {name: one for name, (one,) in parse_qs(urlsplit(answer.headers["location"]).query).items()}
 
 
+@pytest.mark.rotating
 async def test_a_browser_logs_in_at_the_issuer(database_url: str, tmp_path: Path) -> None:
     """From the page with the button through the issuer to the page that was wanted; the issuer checks the secret."""
     provider = PackagedIssuer(free_port())

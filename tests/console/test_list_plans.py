@@ -46,6 +46,7 @@ def _compiled(statement: Select[Any]) -> tuple[str, Any]:
     return str(compiled), compiled.params
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("caller", "filters", "index"),
     [

@@ -204,6 +204,7 @@ async def _events(client: httpx.AsyncClient) -> str:
     return (await client.get("/console/changes", timeout=30)).text
 
 
+@pytest.mark.rotating
 async def test_the_stream_ends_with_the_login(world: ApiWorld, browse: Browse) -> None:
     async with browse("vision") as client, asyncio.TaskGroup() as group:
         page = await client.get("/console/queue")

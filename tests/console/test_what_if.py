@@ -43,6 +43,7 @@ async def _ended(client: httpx.AsyncClient) -> str:
     return (await client.get("/console/what-if")).text
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(300)
 async def test_both_outcomes_are_side_by_side(world: ApiWorld, browse: Browse) -> None:
     """While it runs, no other one starts. Its report may show styles and pictures, and no scripts."""

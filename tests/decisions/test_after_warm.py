@@ -22,6 +22,7 @@ def test_warming_loads_all_that_decisions_need() -> None:
     assert done.stdout == ""
 
 
+@pytest.mark.rotating
 async def test_the_stack_compiles_once_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The stack compiles once per version, before any process starts, and prints a message; a failure is an error.
 

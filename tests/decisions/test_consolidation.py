@@ -185,6 +185,7 @@ def test_the_result_equals_the_reference(seed: int) -> None:
     assert consolidation(*args) == reference.consolidation.consolidation(*args)
 
 
+@pytest.mark.rotating
 def test_consolidation_ends_and_keeps_its_bound() -> None:
     """In 5,000 rounds on changing fleets, each consolidation adds whole machines, a fleet without changes comes to rest
     within as many as it has machines, and no hour has more moves than allowed.

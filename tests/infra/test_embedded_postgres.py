@@ -175,6 +175,7 @@ def test_services_have_no_rights_beyond_their_database(made: EmbeddedPostgres) -
             assert set(status["Uid"].split()) == {str(postgres_user.server_uid())}
 
 
+@pytest.mark.rotating
 @as_root
 def test_programs_that_only_root_can_read_are_copied(made: EmbeddedPostgres, tmp_path: Path) -> None:
     """Postgres runs as another user even if checkout and data folder are below a folder that only root may enter."""

@@ -128,6 +128,7 @@ def _datagrams(address: str) -> Iterator[None]:
             yield
 
 
+@pytest.mark.rotating
 async def test_only_a_busy_link_is_measured(link: Network) -> None:
     """The lower bound is below the true rate and near it; an idle link gives no samples, and so no estimate.
 
@@ -154,6 +155,7 @@ async def test_only_a_busy_link_is_measured(link: Network) -> None:
     uplink.close()
 
 
+@pytest.mark.rotating
 def test_a_connection_that_does_not_wait_for_the_link_gives_no_sample(link: Network) -> None:
     """Each task of a machine can have such a connection, on purpose or by accident. The measured bound stays."""
     uplink = Uplink("eth0", CONFIGURED_BYTES_S)
@@ -180,6 +182,7 @@ def test_a_connection_that_does_not_wait_for_the_link_gives_no_sample(link: Netw
     uplink.close()
 
 
+@pytest.mark.rotating
 def test_a_peer_that_is_gone_says_nothing_about_the_link(link: Network) -> None:
     """The connection has unsent bytes until it times out, after many minutes; other traffic goes on."""
     uplink = Uplink("eth0", CONFIGURED_BYTES_S)
@@ -195,6 +198,7 @@ def test_a_peer_that_is_gone_says_nothing_about_the_link(link: Network) -> None:
     uplink.close()
 
 
+@pytest.mark.rotating
 def test_a_suspended_machine_and_a_vanished_interface_give_no_sample(link: Network) -> None:
     """The gap of hours, and the time before an interface was there again under the same name, are left out."""
     clock = _Time()
@@ -227,6 +231,7 @@ def test_a_suspended_machine_and_a_vanished_interface_give_no_sample(link: Netwo
     uplink.close()
 
 
+@pytest.mark.rotating
 def test_the_rate_of_a_class_is_not_the_bandwidth(link: Network) -> None:
     """A migration that sends at the rate of its class says nothing about the link; one that cannot does."""
     share = LinkShare(CONFIGURED_BYTES_S, 0.7 * CONFIGURED_BYTES_S)
@@ -253,6 +258,7 @@ def test_the_rate_of_a_class_is_not_the_bandwidth(link: Network) -> None:
         uplink.close()
 
 
+@pytest.mark.rotating
 async def test_an_error_does_not_end_the_measurement(network: Network, caplog: pytest.LogCaptureFixture) -> None:
     """It is logged once, and the next readings measure again."""
     readings = 0

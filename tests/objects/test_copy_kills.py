@@ -73,6 +73,7 @@ def _killed(copier: Victim, source: CopyStore, target: CopyStore, judge: Callabl
     return copies
 
 
+@pytest.mark.rotating
 @pytest.mark.chaos
 @pytest.mark.timeout(1800)
 # The stores of the second pair are among those of the others.

@@ -43,6 +43,7 @@ def test_a_few_kills_of_each_kind(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.rotating
 def test_a_save_that_is_acknowledged_too_early_is_found(tmp_path: Path) -> None:
     """A save that is acknowledged before its commit is found, because a kill in between loses it."""
     tally, _ = _looped(tmp_path, 40, [VARIANTS[0]], eager=True)

@@ -324,6 +324,7 @@ def test_what_a_save_will_remove_leaves_memory_before(tmp_path: Path, monkeypatc
     assert gone == [0, 0, 1, 1, 0, 1]
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("kind", ["s3", "gcs"])
 def test_an_object_store_is_a_root_as_well(kind: str, request: pytest.FixtureRequest) -> None:
     """On S3 and Google Cloud Storage, states load, retention works, and (on S3) an older attempt cannot save."""

@@ -146,6 +146,7 @@ def test_the_table_is_the_same_bytes_each_time(table: Path, tmp_path: Path) -> N
     assert np.bincount(labels).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
+@pytest.mark.rotating
 def test_killed_at_random_and_resumed_it_ends_the_same(table: Path, uninterrupted: str, tmp_path: Path) -> None:
     """A gang whose processes are killed at random steps in each of some attempts ends with the same weights."""
     chance = random.Random(3)
@@ -172,6 +173,7 @@ def test_killed_at_random_and_resumed_it_ends_the_same(table: Path, uninterrupte
     assert uninterrupted in logs[0]
 
 
+@pytest.mark.rotating
 def test_told_to_stop_it_saves_exits_and_goes_on(table: Path, uninterrupted: str, tmp_path: Path) -> None:
     """A notice to any rank stops all ranks at the same step with exit code 143; the next attempt resumes there."""
     folder = tmp_path / "run"

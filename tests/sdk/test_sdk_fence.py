@@ -178,6 +178,7 @@ def _zombie(root: Path) -> Callable[[Callable[[bytes], None]], None]:
     return work
 
 
+@pytest.mark.rotating
 def test_a_zombie_frozen_anywhere_in_a_save_cannot_commit_later(tmp_path: Path, fork: Callable[..., Any]) -> None:
     """If attempt 1 is frozen before any file operation of a save and thawed after attempt 2 saved, it commits nothing.
 
@@ -214,6 +215,7 @@ def test_a_zombie_frozen_anywhere_in_a_save_cannot_commit_later(tmp_path: Path, 
     assert refused > 3 and before > 3
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_many_writers_have_one_order(tmp_path: Path, kind: str, request: pytest.FixtureRequest) -> None:
     """If many attempts claim and save concurrently, the log orders their checkpoints by attempt.

@@ -64,6 +64,7 @@ def save(step: int, *, asynchronous: bool = False) -> Callable[[Checkpointer, in
     return work
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_each_rank_gets_its_own_parts_back(

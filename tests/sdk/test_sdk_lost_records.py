@@ -224,6 +224,7 @@ def lose_memory(chance: random.Random, root: Path, machine: Path, other: Path) -
                 server.put(key, [content])
 
 
+@pytest.mark.rotating
 @pytest.mark.chaos
 @pytest.mark.parametrize("block", few(range(10), 3))
 def test_no_damage_makes_a_wrong_a_silent_or_a_last_start(tmp_path: Path, block: int, machine: Path) -> None:

@@ -106,6 +106,7 @@ def header(file: bytearray) -> dict[str, Any]:
     return loaded
 
 
+@pytest.mark.rotating
 @given(_trees)
 def test_any_tree_comes_back_as_it_was(tree: Any) -> None:
     """Values of all supported types, nestings and keys, and arrays of any type, order and shape, load as saved."""

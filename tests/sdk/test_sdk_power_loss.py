@@ -28,6 +28,7 @@ def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(("keep", "kills"), few([(1, []), (2, [4, 30, 60]), (1, [8, 80])], 2))
 def test_no_state_of_the_disk_loses_what_was_acknowledged(
     tmp_path: Path, platform: None, keep: int, kills: list[int]
@@ -41,6 +42,7 @@ def test_no_state_of_the_disk_loses_what_was_acknowledged(
     assert checked > 10
 
 
+@pytest.mark.rotating
 def test_any_choice_of_what_is_not_synced(tmp_path: Path, platform: None) -> None:
     """The checkpoint survives any time of the power loss and any outcome of unsynced changes, chosen by Hypothesis."""
     recorder = _recorded(tmp_path, 1, [9])

@@ -142,6 +142,7 @@ def test_a_save_in_the_background_is_completed_and_taken_over(
     assert written[training.step] < 2 * SMALL
 
 
+@pytest.mark.rotating
 def test_killed_at_any_time_between_the_notice_and_the_end(
     tmp_path: Path, under_an_agent: Callable[[float], None], fork: Callable[..., Any]
 ) -> None:

@@ -194,6 +194,7 @@ def test_a_save_ahead_that_fails_on_one_rank_does_not_delay_the_last_one(
     assert _check(root, sharded=True) == last
 
 
+@pytest.mark.rotating
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("killed", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_a_rank_is_killed_at_any_time_between_the_notice_and_the_end(

@@ -110,6 +110,7 @@ def test_a_lost_process_continues_from_the_memory_of_its_machine(
     assert (saved < KILLED, begin, digest, warned) == (True, KILLED, whole, "")
 
 
+@pytest.mark.rotating
 def test_a_lost_machine_continues_from_the_memory_of_its_peer(tmp_path: Path, machines: list[Path], whole: str) -> None:
     """The first machine is cut off from the network with all its processes; a third one starts the training."""
     if reason := why_not():
@@ -210,6 +211,7 @@ def test_a_sharded_gang_continues_from_the_memory_of_its_machines(tmp_path: Path
     assert [out.split() for out, _ in said] == [[str(KILLED), digest] for digest in expected], (said, warned)
 
 
+@pytest.mark.rotating
 def test_a_gang_whose_memory_is_lost_loads_the_root(tmp_path: Path, machines: list[Path]) -> None:
     """If the memory of one rank is lost and no server has a copy, no rank loads the newer step of the other rank."""
     first, second, third = machines
@@ -233,6 +235,7 @@ def _addresses(root: Path) -> list[tuple[str, int]]:
     return found
 
 
+@pytest.mark.rotating
 def test_a_silent_server_is_no_failure(tmp_path: Path, machines: list[Path], whole: str) -> None:
     """The server is frozen before the start: the root's checkpoint is loaded, and the training ends equal."""
     root = tmp_path / "root"

@@ -134,6 +134,7 @@ def verified(folder: Path, omitted: str, *, command: tuple[str, ...] = ()) -> st
     return done.stderr
 
 
+@pytest.mark.rotating
 def test_an_exact_script_is_told_so(tmp_path: Path) -> None:
     """No warning; CPU, memory and stall are printed, and the checkpoint that was copied is removed as any other."""
     said = verified(tmp_path, "nothing")

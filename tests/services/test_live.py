@@ -77,6 +77,7 @@ async def test_a_lost_replica_is_replaced_elsewhere(live: Live) -> None:
     assert state is not None and state["policy"]["preempting"] == [f"west/{first[0].zone}"]
 
 
+@pytest.mark.rotating
 async def test_a_notice_starts_the_replacement_at_once(live: Live) -> None:
     """A replica whose machine is reclaimed with notice drains while its replacement starts."""
     live.up(service())
@@ -90,6 +91,7 @@ async def test_a_notice_starts_the_replacement_at_once(live: Live) -> None:
     assert live.phase(leaving) == ("failed", "platform_notice")
 
 
+@pytest.mark.rotating
 async def test_a_service_lives_through_an_outage_of_spot(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """All zones lose their spot machines together: on-demand machines stand in until spot machines are back.
 
@@ -107,6 +109,7 @@ async def test_a_service_lives_through_an_outage_of_spot(live: Live, monkeypatch
     assert recorded.agrees()
 
 
+@pytest.mark.rotating
 async def test_what_was_granted_partly_is_kept(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     """No zone has machines for all replicas. `spothedge+` keeps each machine that it gets until it has enough.
 
@@ -172,6 +175,7 @@ async def test_a_place_is_obeyed_without_spot(live: Live) -> None:
     )
 
 
+@pytest.mark.rotating
 async def test_a_new_workflow_goes_on(live: Live) -> None:
     """If Temporal loses the service's workflow, a new one continues from Postgres, and launches nothing twice."""
     live.up(service(dynamic_ondemand_fallback=False))
@@ -305,6 +309,7 @@ async def test_a_replica_on_shared_machines_gets_machines_of_its_own(
     assert live.replicas()[0].ended_at is not None
 
 
+@pytest.mark.rotating
 async def test_a_replica_that_balancers_eject_is_replaced(live: Live) -> None:
     """Only if all balancers eject it. Events say which replica and why, and it no longer counts as ready."""
     for number in range(3):

@@ -45,6 +45,7 @@ class _Watch:
         return holds
 
 
+@pytest.mark.rotating
 async def test_a_rolling_update_keeps_the_replicas_that_serve(live: Live) -> None:
     """Each replica of the new version becomes ready before its predecessor drains."""
     live.up(service(num_overprovision=0))
@@ -146,6 +147,7 @@ async def test_an_update_that_fails_is_given_up(live: Live) -> None:
     assert all(one.version == 1 for one in live.replicas() if one.ended_at is None)
 
 
+@pytest.mark.rotating
 async def test_a_canary_serves_beside_the_older_version_and_is_taken_back(live: Live) -> None:
     """Failed answers end the first canary; the next one passes. The older version keeps all its replicas meanwhile."""
     spec = service(num_overprovision=0).model_copy(update={"canary": CanarySpec(share=0.3, for_s=1.0, error_rate=0.01)})

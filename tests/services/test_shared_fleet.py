@@ -3,6 +3,8 @@
 import asyncio
 from datetime import UTC, datetime
 
+import pytest
+
 from domain.phases import Phase
 from domain.service import ResourceOption
 from domain.spec import ResourceSpec
@@ -30,6 +32,7 @@ class _Day:
             await asyncio.sleep(0.5)
 
 
+@pytest.mark.rotating
 async def test_a_service_takes_what_opportunistic_training_held(live: Live) -> None:
     """By day a service scales up, and evicts training of a lower level; at night the training comes back.
 
@@ -78,6 +81,7 @@ async def test_a_service_takes_what_opportunistic_training_held(live: Live) -> N
         await asyncio.wait([counting])
 
 
+@pytest.mark.rotating
 async def test_replicas_count_by_their_gpus(live: Live) -> None:
     """A slow GPU does not suffice for the requests of a fast one; once that one serves too, the slow one is ended.
 
@@ -109,6 +113,7 @@ async def test_replicas_count_by_their_gpus(live: Live) -> None:
         await asyncio.wait([counting])
 
 
+@pytest.mark.rotating
 async def test_an_eviction_takes_the_replica_with_the_shorter_cold_start(live: Live) -> None:
     """Of two replicas of one level in two clusters, the one with the shorter measured cold start gives way."""
     for machine in ("west/owned/m0", "west/other/m0"):
@@ -128,6 +133,7 @@ async def test_an_eviction_takes_the_replica_with_the_shorter_cold_start(live: L
     assert [one.replica for one in live.endpoints()] == [kept.replica]
 
 
+@pytest.mark.rotating
 async def test_an_evicted_replica_ends_as_soon_as_it_is_idle(live: Live) -> None:
     """The training that evicts it does not wait for `drain_seconds`, but for its requests in progress."""
     await live.shared_machine()
@@ -154,6 +160,7 @@ async def test_an_evicted_replica_ends_as_soon_as_it_is_idle(live: Live) -> None
     await until(lambda: live.replicas()[0].cause == "evicted", "the service records why the replica ended")
 
 
+@pytest.mark.rotating
 async def test_a_raised_minimum_raises_the_levels_of_replicas_that_run(live: Live) -> None:
     """And a lowered one lowers them, without a restart."""
     for machine in MACHINES:

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import pytest
+
 from domain.service import ReplicaSpread, ServiceSpec
 from domain.spread import SpreadLevel
 from tests.activities.temporal import until
 from tests.services.live import Live, service
 
 
+@pytest.mark.rotating
 async def test_a_required_zone_is_obeyed_by_launched_machines(live: Live) -> None:
     """The cloud has one on-demand zone: the second replica is launched only when zones are no longer required."""
     spec = service(placer=None, num_overprovision=0, min_replicas=2, max_replicas=2)

@@ -25,6 +25,7 @@ def run(shared: Up, tmp_path: Path) -> Callable[..., str]:
     return submit
 
 
+@pytest.mark.rotating
 def test_dependents_start_after_their_predecessors(shared: Up, tmp_path: Path, run: Callable[..., str]) -> None:
     """A diamond runs in its order, each when the other has ended; a failure ends what waits for a success."""
     gate = tmp_path / "gate"

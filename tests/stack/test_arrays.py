@@ -85,6 +85,7 @@ def test_elements_of_the_same_index(shared: Up) -> None:
     assert shared.phase(f"{json.loads(_mizzen(shared, 'show', 'whole', '-o', 'json')[1])['id']}-1") == "succeeded"
 
 
+@pytest.mark.rotating
 def test_cancel_and_throttle(shared: Up) -> None:
     """An array is throttled, released, and cancelled in parts and as a whole."""
     options = ("--tenant", "t", "--no-files", "--cpus", "0.1", "--memory", "64MiB", "--name", "many", "--detach")
@@ -116,6 +117,7 @@ def test_cancel_and_throttle(shared: Up) -> None:
     assert client.workload(array)["array"]["cancelled"] == 10_000  # type: ignore[index]
 
 
+@pytest.mark.rotating
 def test_stdout_and_stderr_of_an_array(shared: Up) -> None:
     """With `output: separate`, the errors of all elements are read alone; other documents refuse it."""
     job = {"name": "main", "output": "separate", "resources": {"cpus": 0.1, "memory": "64MiB"}}

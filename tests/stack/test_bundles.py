@@ -27,6 +27,7 @@ limits: {retries: 1}
 """
 
 
+@pytest.mark.rotating
 async def test_short_ones_share_a_workflow(shared: Up) -> None:
     """Awarded together, each ends as it would alone: at once, late, cancelled, at a second attempt, or failed."""
     code, out, err = _mizzen(shared, "submit", "-", stdin=_TOGETHER)

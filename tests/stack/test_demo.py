@@ -36,6 +36,7 @@ def test_everything_holds(tmp_path: Path) -> None:
     assert "<svg" in (tmp_path / "demo" / "report.html").read_text()
 
 
+@pytest.mark.rotating
 def test_the_folder_of_another_is_left_alone(tmp_path: Path) -> None:
     """A folder with files that no demo has made is refused, and keeps them."""
     (tmp_path / "thesis").write_text("mine")

@@ -14,7 +14,7 @@ from infra.db.session import open_engine
 from server.agents import machine_state_dir
 from tests.stack.harness import ROOT, Up, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.rotating, pytest.mark.stack, pytest.mark.timeout(900)]
 _WAIT_S = 240.0
 JOB = Path(__file__).with_name("elastic_job.py")
 _FLEET = f"""

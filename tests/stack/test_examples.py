@@ -155,6 +155,7 @@ PRINTS = {
 LONG = {"philly", "llm"}
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "example",
     [pytest.param(one, marks=pytest.mark.long) if one.name in LONG else one for one in EXAMPLES],

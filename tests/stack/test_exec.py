@@ -30,7 +30,7 @@ from mizzen_client.remote_command import run_command
 from mizzen_client.tunnel.frames import WINDOW_BYTES
 from tests.stack.harness import Up, processes_of, wait_until
 
-pytestmark = [pytest.mark.stack, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.rotating, pytest.mark.stack, pytest.mark.timeout(300)]
 _COMMAND = Path(sys.executable).parent / "mizzen"
 _FLEET = """
 version: 1

@@ -37,6 +37,7 @@ def ex(shared: Up) -> Iterator[mizzen.Executor]:
         found.shutdown(cancel_futures=True)
 
 
+@pytest.mark.rotating
 def test_map_is_one_array(shared: Up, ex: mizzen.Executor) -> None:
     """The results are in the order of the arguments, and there is one workload."""
     before = len(list(shared.client().workloads()))
@@ -94,6 +95,7 @@ def test_cancel_stops_the_element(shared: Up, ex: mizzen.Executor) -> None:
         futures[0].result(10)
 
 
+@pytest.mark.rotating
 def test_a_failed_call_cancels_the_rest_of_a_map(shared: Up, ex: mizzen.Executor) -> None:
     """As in the standard library, where the calls must not run yet; here they may."""
     with pytest.raises(TypeError, match="bad operand type"):
@@ -102,6 +104,7 @@ def test_a_failed_call_cancels_the_rest_of_a_map(shared: Up, ex: mizzen.Executor
     wait_until(lambda: shared.phase(newest["id"]) == "failed", "the array has ended")
 
 
+@pytest.mark.rotating
 def test_chunks(ex: mizzen.Executor) -> None:
     """`chunksize` puts several calls into an element."""
     assert list(ex.map(pow, range(5), [2] * 5, chunksize=2)) == [0, 1, 4, 9, 16]
@@ -202,6 +205,7 @@ def test_a_call_continues_after_a_preemption(shared: Up, ex: mizzen.Executor) ->
     assert first == 0 and 0 < second < 3000
 
 
+@pytest.mark.rotating
 def test_results_are_fetched_later(shared: Up) -> None:
     """Another process fetches the results by the id, also one of an element; not those of another tenant."""
     ex = executor(shared)
@@ -252,6 +256,7 @@ def test_the_api_restarts(shared: Up) -> None:
         assert future.result(120) == "done"
 
 
+@pytest.mark.rotating
 def test_submitit(shared: Up, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A script of submitit runs with another import."""
     monkeypatch.chdir(tmp_path)

@@ -51,6 +51,7 @@ def test_a_gang_leaves_the_machine_that_its_owner_takes(shared: Up, tmp_path: Pa
     wait_until(lambda: shared.phase(workload) == "cancelled", "the workload has ended")
 
 
+@pytest.mark.rotating
 def test_one_gpu_of_four_is_taken(shared: Up, tmp_path: Path) -> None:
     """The gang on this GPU goes on elsewhere; gangs on the other GPUs of the machine run on in their first attempt."""
     gate = tmp_path / "gate"
@@ -78,6 +79,7 @@ def test_one_gpu_of_four_is_taken(shared: Up, tmp_path: Path) -> None:
     assert [len(shared.client().attempts(one)) for one in here[1:]] == [1] * (len(here) - 1)
 
 
+@pytest.mark.rotating
 def test_a_gang_moves_between_buildings_with_stores(shared: Up, tmp_path: Path) -> None:
     """Reclaimed with notice, a gang saves in its building's store, and continues in the other building, without losing
     a step, with the store there; then it comes back.

@@ -53,6 +53,7 @@ def _backend(up: Up) -> int:
     return min(pid for pid in children if _told(pid, "cmdline").startswith("postgres: mizzen mizzen"))
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize(
     "stopped",
     [

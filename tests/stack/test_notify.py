@@ -26,6 +26,7 @@ def _document(name: str, script: str, **more: object) -> str:
     return json.dumps({"version": 1, "name": name, "tenant": "t", "jobs": [job], **more})
 
 
+@pytest.mark.rotating
 def test_receivers_get_the_ends(shared: Up, mail: Mailbox, hook: Webhook, tmp_path: Path) -> None:
     """A workload, an array and a receiver that is away: each end once, and a delivery that fails is shown."""
     shared.client().set_secret("t", "hook", "a-key")

@@ -37,6 +37,7 @@ def test_outputs_are_fetched_after_success_and_failure(shared: Up, tmp_path: Pat
         assert "leak: is a link to /etc/passwd" in err
 
 
+@pytest.mark.rotating
 def test_outputs_of_a_preempted_attempt_are_there_while_it_waits(shared: Up, tmp_path: Path) -> None:
     """The next attempt replaces them."""
     script = "mkdir out; echo $MIZZEN_ATTEMPT >out/attempt; trap 'exit 0' TERM; echo ready; sleep 600 & wait"
@@ -62,6 +63,7 @@ def test_outputs_of_a_preempted_attempt_are_there_while_it_waits(shared: Up, tmp
     assert [one["attempt"] for one in client.outputs(id_)] == [2]
 
 
+@pytest.mark.rotating
 def test_tasks_of_a_gang_and_elements_of_an_array(shared: Up, tmp_path: Path) -> None:
     """Each task has its own output, in a folder of its own if there are several. What is missing is explained."""
     gang = submitted(

@@ -20,6 +20,7 @@ regions:
 """
 
 
+@pytest.mark.rotating
 def test_the_other_task_stays_on_its_machine(tmp_path: Path) -> None:
     """An older gang waits for four machines, and gets them if a gang of two machines returns to the queue after a loss.
     With repair in place, the damaged gang resumes on its other machine and a spare, and the older gang still waits.

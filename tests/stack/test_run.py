@@ -104,6 +104,7 @@ def test_ctrl_c_on_a_terminal_asks(shared: Up, tmp_path: Path, answer: str, phas
         assert shared.client().wait([id_])[0]["phase"] == "cancelled"
 
 
+@pytest.mark.rotating
 def test_the_output_of_an_array_is_followed(shared: Up, tmp_path: Path) -> None:
     """`run` and `submit --follow` print the lines of its elements, and end with it."""
     options = ("--tenant", "t", "--no-files", "--array", "0-1", "--memory", "64MiB", "--cpus", "0.1")

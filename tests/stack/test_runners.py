@@ -28,6 +28,7 @@ limits: {retries: 1}
 """.replace("SQUARES", ", ".join(f"{{square: {n * n}}}" for n in range(100)))
 
 
+@pytest.mark.rotating
 def test_elements_follow_each_other(shared: Up, tmp_path: Path) -> None:
     """Each element runs once, with its values, in an empty place; runners are not elements and end with the array."""
     code, out, err = _mizzen(shared, "submit", "-", stdin=_SHORT)

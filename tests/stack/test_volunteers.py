@@ -121,6 +121,7 @@ def test_a_machine_that_accepts_everything_and_starts_nothing_earns_nothing(shar
             operator.revoke_key(key["id"])
 
 
+@pytest.mark.rotating
 def test_a_volunteers_machine_runs_what_names_its_kind(shared: Up, tmp_path: Path) -> None:
     """Only a workload that names the capacity kind `voluntary` is placed there; the owner sees it with the key.
 

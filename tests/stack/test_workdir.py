@@ -32,6 +32,7 @@ def _project(folder: Path) -> Path:
     return folder
 
 
+@pytest.mark.rotating
 def test_a_project_folder_is_submitted(shared: Up, tmp_path: Path) -> None:
     """Links in the folder are kept, and what `.gitignore` lists is not sent. The folder exceeds one request, 16 MiB."""
     project = _project(tmp_path / "proj")

@@ -54,6 +54,7 @@ def test_steps_only_improve_and_are_heard() -> None:
     assert order == sorted(order, reverse=True)
 
 
+@pytest.mark.rotating
 def test_the_long_walk_is_worth_its_budget() -> None:
     """On an instance with shared tables and tight quotas, the long walk ends a fifth below the greedy passes.
 

@@ -33,6 +33,7 @@ def instance(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.rotating
 def test_solve_then_score(instance: Path, tmp_path: Path) -> None:
     """The plan of `solve` scores better than the start, and its moves report their gains."""
     plan, moves, nothing = tmp_path / "plan.json", tmp_path / "moves.json", tmp_path / "none.json"
@@ -163,6 +164,7 @@ def test_a_full_disk_is_told(instance: Path, tmp_path: Path) -> None:
     assert all(line.startswith("mizzen: compiling") for line in first)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("searches", [True, False])
 def test_an_interrupt(tmp_path: Path, searches: bool) -> None:
     """Ctrl-C exits with 130: during the search with the best plan so far, before it with one line of text."""

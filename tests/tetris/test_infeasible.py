@@ -36,6 +36,7 @@ def never() -> float:
     return 0.0
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.long)], ids=["few", "all"])
 def test_a_region_that_is_too_full(seeds: range) -> None:
     """An instance of 10 tables on which a search with too little time ends 9 % above the optimum."""

@@ -165,6 +165,7 @@ async def test_a_successor_drains_on(instance: Instance) -> None:
     assert instance.ledger.phases() == ["draining", "gone done"]
 
 
+@pytest.mark.rotating
 async def test_a_long_history_ends(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """In each step that may last, the workflow continues as new, and the times for joining and draining go on."""
     # No sandbox: sandboxed workflows have their own copies of modules, which cannot be patched.

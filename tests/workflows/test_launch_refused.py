@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from temporalio.exceptions import ApplicationError
 
 from domain.blame import LaunchError
@@ -225,6 +226,7 @@ async def test_a_lent_machine_that_accepts_and_prepares_nothing_counts_as_lost(r
     await ends_well(life)
 
 
+@pytest.mark.rotating
 @goes(
     "pending", "placing awarded", "provisioning starting_tasks", "running running", "pending launch_failed",
     *RUNNING[1:], "pending launch_failed", *RUNNING[1:], "succeeded completed",

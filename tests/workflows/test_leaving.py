@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from domain.phases import Phase
 from domain.protocol.activities import Activity
 from domain.protocol.workload_messages import MessageKind
@@ -139,6 +141,7 @@ async def test_no_checkpoint_is_fenced_while_tasks_save(life: Life) -> None:
     assert [c.attempt for c in life.facts.copies] == [2]
 
 
+@pytest.mark.rotating
 @goes(*RUNNING, *NOTICED, *AGAIN)
 async def test_tasks_that_never_end_are_not_waited_for_beyond_their_grace(life: Life) -> None:
     """After the grace the next attempt starts without waiting for a silent machine, and fences its tasks."""

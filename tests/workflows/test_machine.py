@@ -142,6 +142,7 @@ async def _patience(machine: Registered) -> list[tuple[float, float]]:
     ]
 
 
+@pytest.mark.rotating
 async def test_a_silent_machine_has_a_last_chance(machine: Registered) -> None:
     """A silent agent gets one more attend request, with a shorter timeout, before its machine is lost."""
     machine.registry.welcome.lost_after_s = 2.0
@@ -319,6 +320,7 @@ async def test_a_hello_is_not_lost_with_a_history(dev_client: Client, monkeypatc
             await registered.close()
 
 
+@pytest.mark.rotating
 async def test_a_history_of_silences_ends(dev_client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A repeatedly late agent stays attended, and the workflow continues as new before its history grows too long."""
     monkeypatch.setattr(workflows.machine, "LONG_HISTORY_EVENTS", 10)

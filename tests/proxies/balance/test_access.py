@@ -19,6 +19,7 @@ from tests.proxies.balance.world import Balancer, Replica, wait_for
 Start = Callable[..., Balancer]
 
 
+@pytest.mark.rotating
 def test_clients_need_a_key_of_the_file(api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path) -> None:
     """Only the hashes of the keys are stored. Refused requests are not counted. Changes of the file take effect."""
     keys = tmp_path / "keys"
@@ -143,6 +144,7 @@ def _accepts(url: str, certificate: Path) -> bool:
     return False
 
 
+@pytest.mark.rotating
 def test_a_service_has_its_own_certificate(
     api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:
@@ -168,6 +170,7 @@ def test_a_service_has_its_own_certificate(
     assert {path.stat().st_mode & 0o77 for path in balancer.data.glob("chat/*.pem")} == {0}
 
 
+@pytest.mark.rotating
 def test_a_new_certificate_is_used_without_a_restart(
     api: BalanceApi, replicas: list[Replica], start: Start, tmp_path: Path
 ) -> None:

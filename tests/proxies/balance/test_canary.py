@@ -33,6 +33,7 @@ def _counted(api: BalanceApi, field: str) -> int:
         return sum(one["canary"][field] for one in api.counts.values() if one["canary"] is not None)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("policy", ["least_connections", "round_robin"])
 def test_a_canary_gets_its_share(api: BalanceApi, start: Start, replicas: list[Replica], policy: str) -> None:
     """One request after another, so that the load of the replicas says nothing; then the canary ends."""
@@ -83,6 +84,7 @@ def test_a_canary_serves_all_requests_if_no_other_replica_is_up(
     wait_for("the canary alone", lambda: set(_served(balancer, 20)) == {str(new.port)})
 
 
+@pytest.mark.rotating
 def test_a_stream_outlives_the_end_of_a_canary(api: BalanceApi, start: Start, replicas: list[Replica]) -> None:
     """A replica whose version has passed continues, so its requests are not closed after `drain_s`."""
     old, new = replicas

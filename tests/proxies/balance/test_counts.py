@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable
 
 import httpx
+import pytest
 
 from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
@@ -17,6 +18,7 @@ from tests.proxies.balance.world import Balancer, Replica, wait_for
 Start = Callable[..., Balancer]
 
 
+@pytest.mark.rotating
 def test_counts_are_exact_across_an_outage_of_the_api(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """Requests, failures and answers are counted once, also those that were made while the API was away."""
     api.set([replica.entry() for replica in replicas])
@@ -53,6 +55,7 @@ def test_a_stream_is_counted_when_it_begins(api: BalanceApi, replicas: list[Repl
     assert (api.total("failed"), api.total("cut")) == (0, 0)
 
 
+@pytest.mark.rotating
 def test_requests_in_progress_are_reported_by_replica(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """Also of a replica that drains; once its server is deleted, it is no longer reported."""
     first, second = replicas
@@ -107,6 +110,7 @@ def test_metrics(api: BalanceApi, replicas: list[Replica], start: Start) -> None
         assert line in text
 
 
+@pytest.mark.rotating
 def test_a_refusal_is_logged_once(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """Counts with a wrong clock are refused each second. The log has the reason once, and again when it changes."""
     api.refuses = "seconds[0].second: {second} is in the future"

@@ -46,6 +46,7 @@ def _statuses(balancer: Balancer, method: str, count: int, clients: int = 4, pau
         return list(pool.map(ask, range(count)))
 
 
+@pytest.mark.rotating
 def test_a_replica_that_answers_errors_gets_no_requests(api: BalanceApi, three: list[Replica], start: Start) -> None:
     """Of 600 requests with a body few fail, although the broken replica is always the least busy one.
 
@@ -80,6 +81,7 @@ def test_requests_that_may_be_repeated_do_not_fail(api: BalanceApi, three: list[
     assert "replica 1 is ejected" not in balancer.log.read_text()
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("limit_s", [1.0, None])
 def test_a_hung_replica_is_found_by_the_first_byte(
     api: BalanceApi, three: list[Replica], start: Start, limit_s: float | None
@@ -99,6 +101,7 @@ def test_a_hung_replica_is_found_by_the_first_byte(
     assert set(_statuses(balancer, "POST", 30)) == {200}
 
 
+@pytest.mark.rotating
 def test_a_hung_request_that_must_not_be_repeated_fails_at_the_limit(
     api: BalanceApi, three: list[Replica], start: Start
 ) -> None:

@@ -9,6 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
+import pytest
 
 from bench.balance_api import NAME, BalanceApi
 from tests.proxies.balance.world import Balancer, Replica, wait_for
@@ -40,6 +41,7 @@ def test_requests_wait_for_the_first_replica(api: BalanceApi, replicas: list[Rep
     assert balancer.stop() == 0
 
 
+@pytest.mark.rotating
 def test_waiting_requests_are_limited(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """In number and in time; a client that leaves frees its place."""
     api.set([], hold_s=2, max_queue=2)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import pytest
 
 from bench.balance_api import BalanceApi
 from infra.stack.ports import free_port
@@ -113,6 +114,7 @@ def test_an_invalid_list_is_ignored_and_named(api: BalanceApi, replicas: list[Re
     balancer.wait_replicas({replicas[0]})
 
 
+@pytest.mark.rotating
 def test_a_change_without_an_event_is_found(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """The list is also fetched at an interval, and after the event stream was lost."""
     api.set([replicas[0].entry()])

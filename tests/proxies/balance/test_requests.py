@@ -91,6 +91,7 @@ def test_server_sent_events_arrive_one_by_one(balancer: Balancer) -> None:
         assert next(chunks, None) is None
 
 
+@pytest.mark.rotating
 def test_a_drained_replica_finishes_its_streams(api: BalanceApi, balancer: Balancer, replicas: list[Replica]) -> None:
     """New requests go elsewhere at once; a running stream continues to its end, and then the server is deleted."""
     with httpx.stream("GET", f"{balancer.url}/events?count=30&every_s=0.1") as answer:
@@ -148,6 +149,7 @@ def test_http2_without_tls(balancer: Balancer) -> None:
     assert done.stdout.endswith("2 200"), done.stderr
 
 
+@pytest.mark.rotating
 def test_the_queue_is_bounded(api: BalanceApi, replicas: list[Replica], start: Start) -> None:
     """While the only replica is busy, `max_queue` requests wait, and further ones get 503 with Retry-After."""
     api.set([replicas[0].entry()], max_queue=2)
@@ -181,6 +183,7 @@ def test_least_load_uses_the_near_zone_until_it_is_overloaded(
     near.start()
 
 
+@pytest.mark.rotating
 def test_a_hundred_changes_lose_no_request(api: BalanceApi, replicas: list[Replica], balancer: Balancer) -> None:
     """While replicas are added and removed a hundred times, every request of eight clients is answered."""
     third = Replica(2)

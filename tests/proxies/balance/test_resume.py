@@ -48,6 +48,7 @@ def _client() -> Any:
     return module
 
 
+@pytest.mark.rotating
 def test_a_stream_survives_its_replicas(api: BalanceApi, servers: list[_Server], start: Start) -> None:
     """Two of three replicas and HAProxy are killed during a stream; the client gets every event once."""
     api.set([one.entry() for one in servers], resume=True, policy="least_connections")

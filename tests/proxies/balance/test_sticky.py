@@ -60,6 +60,7 @@ def _is_set(balancer: Balancer, name: str, value: int) -> bool:
     return f"<{value}>" in balancer.ask(f"get var proc.{name}")
 
 
+@pytest.mark.rotating
 def test_sessions_stay_with_their_replica(api: BalanceApi, three: list[Replica], start: Start, tmp_path: Path) -> None:
     """By a header: also after a restart of HAProxy, through another balancer, and while another replica leaves."""
     entries = [one.entry() for one in three]

@@ -141,6 +141,7 @@ def _process(file: Path, port: int, site: Any, checkout: Path, *more: str) -> It
         process.wait()
 
 
+@pytest.mark.rotating
 async def test_a_killed_gateway(lab: Lab, database: Engine, tmp_path: Path, checkout: Path) -> None:
     """A gateway that is killed and started again completes tasks whose tokens the first one handed out."""
     load_master_key(tmp_path / "master.key", create=True)

@@ -46,6 +46,7 @@ def _heartbeat(size_bytes: int) -> service.RecordActivityTaskHeartbeatRequest:
     return service.RecordActivityTaskHeartbeatRequest(namespace="default", details=details)
 
 
+@pytest.mark.rotating
 async def test_calls_without_a_request(site: Site) -> None:
     """A call without a valid key ends at once, also if its request never arrives; one with a key after some seconds."""
     async with (
@@ -131,6 +132,7 @@ async def _is_open(reader: asyncio.StreamReader) -> bool:
     return True
 
 
+@pytest.mark.rotating
 async def test_connections_of_one_address(lab: Lab, database: Engine, tmp_path: Path) -> None:
     """The newest connections of an address beyond the limit are ended; calls and other addresses go on."""
     metrics = free_port()

@@ -10,6 +10,7 @@ from rigs.spot_fleets import RecordedAnswers, SpotReplicaCourse, with_own_grants
 _FEW, _MANY = (6, 9), range(1, 201)
 
 
+@pytest.mark.rotating
 @pytest.mark.parametrize("seeds", [_FEW, pytest.param(_MANY, marks=pytest.mark.long)], ids=["few", "many"])
 def test_a_live_day_is_that_of_the_replay(seeds: tuple[int, ...]) -> None:
     """No granted machine is thrown away. The availability and the cost of each day are those of the replay that has the
