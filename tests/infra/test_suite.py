@@ -1,7 +1,9 @@
-"""The suite itself: a test that hangs or kills its worker costs that test, not the run."""
+"""The suite itself: a test that hangs or kills its worker costs that test, not the run; and each test has its turn."""
 
+import os
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -57,3 +59,50 @@ def test_a_teardown_that_hangs_does_not_stop_the_run(tmp_path: Path, checkout: P
     assert done.returncode == 1, done.stdout
     assert (tmp_path / "last").exists(), done.stdout
     assert "worker 'gw" in done.stdout and "hangs_once" in done.stderr
+
+
+ROTATES = """
+import pytest
+
+
+@pytest.mark.rotating
+@pytest.mark.parametrize("number", range(7))
+def test_rotates(number): pass
+
+
+def test_always(): pass
+"""
+WHOLE = """
+import pytest
+
+pytestmark = pytest.mark.rotating
+
+
+def test_one(): pass
+
+
+def test_other(): pass
+"""
+
+
+def test_what_rotates_runs_in_one_of_three_turns(tmp_path: Path, checkout: Path) -> None:
+    """Without a turn everything runs; in three turns each rotating test once, and the tests of a marked file together."""
+    (tmp_path / "conftest.py").write_text("from tests.running import pytest_collection_modifyitems")
+    (tmp_path / "test_rotates.py").write_text(ROTATES)
+    (tmp_path / "test_whole.py").write_text(WHOLE)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = rotating")
+
+    def names(**turn: str) -> list[str]:
+        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--collect-only", "-q", str(tmp_path)]
+        environment = {"PYTHONPATH": str(checkout), "PATH": os.environ["PATH"], "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment | turn, capture_output=True, text=True, timeout=90, check=True
+        )
+        return [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+
+    everything = names()
+    turns = [names(MIZZEN_TURN=str(turn)) for turn in range(3)]
+    assert len(everything) == 10
+    assert Counter(name for turn in turns for name in turn) == Counter(everything) + Counter({"test_always": 2})
+    assert all(("test_one" in turn) == ("test_other" in turn) for turn in turns)
+    assert max(map(len, turns)) <= 5
