@@ -53,6 +53,7 @@ class ReadyView(View):
     )
 
 
+@router.head("/healthz", include_in_schema=False)  # Some load balancers check with HEAD.
 @router.get("/healthz", summary="Check liveness", responses=refusals(503))
 async def healthz(state: StateOf) -> HealthView:
     """Checks whether a request gets a thread in time; Postgres and Temporal are not checked.
@@ -68,6 +69,7 @@ async def healthz(state: StateOf) -> HealthView:
     return HealthView(status="ok")
 
 
+@router.head("/readyz", include_in_schema=False)
 @router.get("/readyz", summary="Check readiness", responses=refusals(503))
 async def readyz(state: StateOf) -> ReadyView:
     """Checks whether Postgres responds and has the required schema revision, and whether Temporal responds."""

@@ -2,16 +2,16 @@
 
 By default FastAPI validates the returned value against the declared model, in another thread. A view was already
 validated when it was constructed. It also ignores unknown query parameters, so a misspelt `dry_run` would make a change
-and a misspelt filter would list everything; and of a key that a JSON object has twice it uses the last one.
+and a misspelt filter would list everything; and of a parameter or a JSON key that is given twice it uses the last one.
 """
 
 import inspect
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial, wraps
 from types import NoneType
-from typing import Any, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from fastapi import APIRouter, Request, Response
 from fastapi.dependencies.models import Dependant
@@ -35,9 +35,11 @@ class ViewRoute(APIRoute):
         known = _parameters(self.dependant)
 
         async def checked(request: Request) -> Response:
-            for name in request.query_params:
+            for name, number in Counter(name for name, _ in request.query_params.multi_items()).items():
                 if name not in known:
                     raise _unknown_parameter(name, known)
+                if number > 1 and not known[name]:
+                    raise invalid(f"query.{name}", "is given twice; it has one value")
             return await handler(_StrictRequest(request.scope, request.receive))
 
         return checked
@@ -58,12 +60,19 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _parameters(dependant: Dependant) -> set[str]:
-    own = {name for field in dependant.query_params for name in fields_of(field.field_info.annotation) or [field.alias]}
-    return own.union(*map(_parameters, dependant.dependencies))
+def _parameters(dependant: Dependant) -> dict[str, bool]:
+    """Returns the query parameters of an endpoint, by name: whether the parameter may be repeated."""
+    found: dict[str, bool] = {}
+    for part in dependant.dependencies:
+        found |= _parameters(part)
+    for field in dependant.query_params:
+        annotation = field.field_info.annotation
+        for name, type_ in (fields_of(annotation) or {field.alias: annotation}).items():
+            found[name] = any(get_origin(part) is list for part in (type_, *get_args(type_)))
+    return found
 
 
-def _unknown_parameter(name: str, known: set[str]) -> HttpProblem:
+def _unknown_parameter(name: str, known: Iterable[str]) -> HttpProblem:
     near = nearest(name, known)
     right = f"did you mean {near}?" if near else f"the known ones are {', '.join(sorted(known)) or 'none'}"
     return invalid(f"query.{shown(name)}", f"unknown parameter; {right}")

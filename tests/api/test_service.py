@@ -41,7 +41,8 @@ async def test_healthy_and_ready(shared_world: ApiWorld) -> None:
     async with shared_world.client(None) as client:
         assert (await client.get("/healthz")).json() == {"status": "ok"}
         ready = await client.get("/readyz")
-    assert ready.status_code == 200
+        heads = [(await client.head(path)).status_code for path in ("/healthz", "/readyz")]
+    assert [ready.status_code, *heads] == [200, 200, 200]
     assert (ready.json()["status"], ready.json()["temporal"]) == ("ready", "not configured")
 
 
@@ -239,6 +240,8 @@ async def test_methods_that_are_not_allowed(shared_world: ApiWorld) -> None:
         ("GET", "/v1/workloads?tennant=vision", None, "query.tennant: unknown parameter; did you mean tenant?"),
         ("GET", "/v1/workloads?cursor=wl-1", None, "query.cursor: must be `next_cursor` of the previous page"),
         ("GET", "/v1/workloads/wl-1/logs?folow=true", None, "query.folow: unknown parameter; did you mean follow?"),
+        ("GET", "/v1/workloads?limit=1&limit=2", None, "query.limit: is given twice; it has one value"),
+        ("POST", "/v1/workloads?dry_run=true&dry_run=false", "{}", "query.dry_run: is given twice; it has one value"),
         ("GET", "/v1/audit?cursor=-1", None, "query.cursor: must be `next_cursor` of the previous page"),
         ("PUT", "/v1/tenants/new", '{"level": 3, "level": 7}', "the body has the key 'level' twice in one object"),
         ("PUT", "/v1/tenants/new", '{"level": 3, "quota": {"gpus": {"a": 1, "a": 9}}}', "the key 'a' twice in one"),
