@@ -104,6 +104,7 @@ async def run_up(
                 task.cancel()
             await asyncio.gather(starting, failed, return_exceptions=True)
             await stack.stop(hurry=hurry)
+    _say("mizzen has stopped")
     return 0
 
 

@@ -84,6 +84,7 @@ def test_interrupt_saves_stops_and_goes_on(shared: Up, tmp_path: Path) -> None:
     wait_until(lambda: shared.saved_step(workload), "the workload has saved a checkpoint")
     assert shared.interrupt(signal.SIGHUP) == 0
     assert processes_of(shared.data) == {}
+    assert (shared.folder / "up.log").read_text().splitlines()[-1] == "mizzen has stopped"
     gate.touch()
     shared.start()
     wait_until(lambda: shared.ended(workload), "the workload resumes and succeeds")
