@@ -25,6 +25,7 @@ from tests.databases import Databases
 from tests.running import (
     pytest_collection_modifyitems,
     pytest_configure,
+    pytest_report_header,
     pytest_runtest_teardown,
     pytest_xdist_make_scheduler,
 )
@@ -32,6 +33,7 @@ from tests.running import (
 __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
+    "pytest_report_header",
     "pytest_runtest_teardown",
     "pytest_xdist_make_scheduler",
 ]

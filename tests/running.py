@@ -126,6 +126,12 @@ def _rotate(config: pytest.Config, items: list[pytest.Item]) -> None:
         items[:] = [item for item, name in named.items() if not name or name in chosen]
 
 
+def pytest_report_header() -> str | None:
+    """Says which third runs."""
+    turn = os.environ.get("MIZZEN_TURN", "")
+    return f"of the tests marked rotating, a third runs: TURN={turn}" if turn else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Chooses the tests whose turn it is, and moves the stack tests to the front, then the other long files, those that
     mostly wait first.

@@ -86,7 +86,7 @@ def test_other(): pass
 
 
 def test_what_rotates_runs_in_one_of_three_turns(tmp_path: Path, checkout: Path) -> None:
-    """Without a turn everything runs; in three turns each rotating test once, and the tests of a marked file together."""
+    """Without a turn everything runs; in three turns each rotating test once, and a marked file as a whole."""
     (tmp_path / "conftest.py").write_text("from tests.running import pytest_collection_modifyitems")
     (tmp_path / "test_rotates.py").write_text(ROTATES)
     (tmp_path / "test_whole.py").write_text(WHOLE)
