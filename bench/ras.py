@@ -191,7 +191,7 @@ SUITE = Suite(
         Line("gap, 8 types at 90%", 0.001),
         Line("lacking after a loss, 8 types at 90%", 0.0),
         Line("moves, 8 types at 90%", None),
-        Line("gap, 3 types at 95%", None),
+        Line("gap, 3 types at 95%", 0.001),
         Line("lacking after a loss, 3 types at 95%", 0.0),
         Line("machines beyond the even share, 3 types at 95%", 1.0),
         Line("moves, 3 types at 95%", None),

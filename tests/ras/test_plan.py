@@ -16,11 +16,14 @@ A100 = PooledType("node8", "a100", 8)
 PRICES = ChangeCosts()
 
 
-def _small(random: Random) -> tuple[list[PooledMachine], list[OfferedMachines], list[Intent]]:
-    """Returns a region of at most nine machines and two pools, or seven machines and three pools."""
+def _small(random: Random, small: int) -> tuple[list[PooledMachine], list[OfferedMachines], list[Intent]]:
+    """Returns a region of at most nine machines and two pools, or seven machines and three pools.
+
+    `small`: number of GPUs of the smaller machines; the others have 8.
+    """
     pools = ["p", "q", "r"][: random.choice([1, 2, 2, 3])]
     types = [
-        PooledType("small", "a100", 4, random.choice([1.0, 3.0]), "spot"),
+        PooledType("small", "a100", small, random.choice([1.0, 3.0]), "spot"),
         PooledType("large", "a100", 8, random.choice([2.0, 6.0]), "on_demand"),
     ]
     domains = ["d1", "d2", "d3", "d4"][: random.randint(2, 4)]
@@ -90,8 +93,8 @@ def _price(machines: Sequence[PooledMachine], changes: moves.PoolChanges) -> int
     return paid + sum(one.count * (PRICES.launch + round(1000 * one.cell[1].usd_per_h)) for one in changes.launches)
 
 
-def _check(seed: int) -> tuple[int, int]:
-    machines, offers, intents = _small(Random(seed))
+def _check(seed: int, small: int) -> tuple[int, int]:
+    machines, offers, intents = _small(Random(seed), small)
     supply = aggregate(machines, offers)
     made = solve.plan(supply, intents, PRICES, gap=0.0)
     changes = moves.choose(made, machines, supply, PRICES)
@@ -106,16 +109,23 @@ def _check(seed: int) -> tuple[int, int]:
     return fewest, cheapest
 
 
+@pytest.mark.parametrize("small", [4, 8])
 @pytest.mark.parametrize("seed", range(12))
-def test_a_plan_is_as_good_as_the_best_of_all_assignments(seed: int) -> None:
+def test_a_plan_is_as_good_as_the_best_of_all_assignments(seed: int, small: int) -> None:
     """The shortfall and then the cost are those of the best of all assignments of individual machines."""
-    _check(seed)
+    _check(seed, small)
+
+
+def test_a_plan_is_found_where_the_solver_fails() -> None:
+    """HiGHS, with the first seed of the search, fails on a program of this region."""
+    _check(543, 8)
 
 
 @pytest.mark.long
-def test_two_hundred_plans_are_as_good_as_the_best_of_all_assignments() -> None:
+@pytest.mark.parametrize("small", [4, 8])
+def test_two_hundred_plans_are_as_good_as_the_best_of_all_assignments(small: int) -> None:
     """The same for 200 regions. Among them are some with and some without shortfall."""
-    found = [_check(seed) for seed in range(200)]
+    found = [_check(seed, small) for seed in range(200)]
     assert 30 < sum(short > 0 for short, _ in found) < 190
     assert sum(cost > 0 for _, cost in found) > 60
 
