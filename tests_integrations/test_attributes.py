@@ -121,15 +121,87 @@ def test_what_has_not_changed_is_not_saved(tmp_path: Path) -> None:
 
 
 def test_a_large_cache_is_left_out(tmp_path: Path) -> None:
-    """Activations that a module keeps do not make checkpoints much larger; small values beside them are saved."""
+    """What a module keeps does not make checkpoints much larger, and is named; small values beside it are saved."""
     net = Net()
     checkpointer = begun(net, tmp_path)
     net.hidden = torch.ones(MOST_BYTES // 4 + 1)  # type: ignore[assignment]
+    net.pairs = [(1, 2.0)] * 20_001
+    net.losses = [0.5] * 20_001
     net.steps = 3
-    checkpointer.step(1)
+    with pytest.warns(CheckpointWarning, match=r"^net\.pairs, net\.hidden: the training changes this") as told:
+        checkpointer.step(1)
+        net.pairs.append((1, 2.0))
+        checkpointer.step(2)
+    assert len(told) == 1
     again = Net()
+    again.losses, again.pairs = [], []
     begun(again, tmp_path)
-    assert again.hidden is None and again.steps == 3
+    assert again.hidden is None and again.steps == 3 and again.losses == net.losses and again.pairs == []
+
+
+@pytest.mark.filterwarnings("error")
+def test_activations_and_caches_of_data_are_left_out_without_a_warning(tmp_path: Path) -> None:
+    """Each step computes the former again, and a dataset the latter."""
+    net, loader = Net(), ResumableLoader(Data(), batch_size=2)
+    checkpointer = Checkpointer(tmp_path, interval_s=0)
+    checkpointer.track(net=net, loader=loader)
+    checkpointer.restore()
+    net.hidden = net.layer.weight.sum() * torch.ones(MOST_BYTES // 4 + 1)  # type: ignore[assignment]
+    loader.dataset.cache, loader.dataset.pairs = torch.ones(MOST_BYTES // 4 + 1), [()] * 20_001  # type: ignore
+    checkpointer.step(1)
+
+
+@pytest.mark.parametrize("size", [7, 1_000, 3_000_000])
+def test_a_change_that_torch_does_not_count_is_seen(size: int) -> None:
+    """A change through `data` is not in the version of a tensor: in the middle of it, or of all of a large one."""
+    net = nn.Linear(1, 1)
+    net.mean, net.other = torch.zeros(size + 1)[1:], torch.zeros(size, dtype=torch.uint8)  # type: ignore[assignment]
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    assert attributes.changed() == {}
+    net.mean.data[1:-1].add_(1.0)
+    assert list(attributes.changed()["values"]["net"]) == ["mean"]
+    attributes.begin({"net": net})
+    net.other.data[1 : -1 if size > 1_000 else 2].add_(1)
+    assert list(attributes.changed()["values"]["net"]) == ["other"]
+
+
+class Lookahead(torch.optim.SGD):
+    """Has private attributes of its own, beside those of torch."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+        self._count, self._slow = 0, [torch.zeros(1)]
+
+    def step(self, closure: Any = None) -> Any:
+        """Count."""
+        self._count += 1
+        self._slow[0].add_(2.0)
+        return super().step(closure)
+
+
+def raise_rate(optimizer: Any) -> None:
+    """Sets a private attribute from outside."""
+    optimizer._raised = True
+
+
+def test_private_attributes_of_own_optimizers(tmp_path: Path) -> None:
+    """Those that the script's code names are saved, those of torch are not."""
+    found = []
+    for _ in range(2):
+        net = nn.Linear(1, 1)
+        optimizer = Lookahead(net.parameters())
+        checkpointer = Checkpointer(tmp_path, interval_s=0)
+        checkpointer.track(net=net, optimizer=optimizer)
+        step = checkpointer.restore()
+        own = optimizer._count, optimizer._slow[0].item(), getattr(optimizer, "_raised", False)
+        found.append((own, getattr(optimizer, "_zero_grad_profile_name", None)))
+        optimizer.step()
+        raise_rate(optimizer)
+        optimizer._zero_grad_profile_name = "other"
+        checkpointer.step(step + 1)
+    assert found[0][0] == (0, 0.0, False) and found[1][0] == (1, 2.0, True)
+    assert found[0][1] == found[1][1]
 
 
 def test_what_cannot_be_stored_is_left_out(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Plain attributes of Lightning's callbacks, with a script that is started with other callbacks."""
+"""Plain attributes of the callbacks and Trainers of Lightning and transformers."""
 
 from pathlib import Path
 from typing import Any
@@ -8,21 +8,31 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from mizzen import Checkpointer
 from mizzen.integrations.lightning import ResilientCallback
 from mizzen.integrations.torch import ResumableLoader
+from mizzen.integrations.transformers import ResilientCallback as HuggingFaceCallback
 
 
 class Count(L.Callback):
     """Counts batches."""
 
     def __init__(self) -> None:
-        self.batches = 0
+        self.batches = self._batches = 0
 
     def on_train_batch_start(self, *_: Any) -> None:
         """Count."""
         self.batches += 1
+        self._batches += 1
 
 
 class Other(L.Callback):
@@ -37,10 +47,11 @@ class Lit(L.LightningModule):
 
     def __init__(self) -> None:
         super().__init__()
-        self.line = nn.Linear(1, 1)
+        self.line, self._seen = nn.Linear(1, 1), 0
 
     def training_step(self, batch: Any, _: int) -> Any:
         """Return the loss."""
+        self._seen += 1
         return self.line(batch[0]).sum()
 
     def configure_optimizers(self) -> Any:
@@ -53,15 +64,84 @@ def test_a_callback_gets_its_own_attributes(tmp_path: Path, monkeypatch: pytest.
     """Not those of the callback that was in its place in the list."""
     monkeypatch.chdir(tmp_path)
 
-    def fit(epochs: int, *callbacks: L.Callback) -> None:
+    def fit(epochs: int, *callbacks: L.Callback) -> Lit:
         resilient = ResilientCallback(Checkpointer(tmp_path / "root", interval_s=0))
         loader: DataLoader[Any] = ResumableLoader(TensorDataset(torch.ones(6, 1)), batch_size=2)
+        module = Lit()
         L.Trainer(
             max_epochs=epochs, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
             enable_model_summary=False, callbacks=[*callbacks, resilient],
-        ).fit(Lit(), loader, ckpt_path=resilient.latest())  # fmt: skip
+        ).fit(module, loader, ckpt_path=resilient.latest())  # fmt: skip
+        return module
 
     fit(1, Count())
     count, other = Count(), Other()
-    fit(2, other, count)
+    module = fit(2, other, count)
     assert (other.batches, count.batches) == (-1, 6)
+    # Private ones of the script, not those of Lightning.
+    assert (count._batches, module._seen) == (6, 6)
+
+
+class Patience(TrainerCallback):
+    """Has no state of its own."""
+
+    def __init__(self) -> None:
+        self._steps, self.best = 0, []
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count."""
+        self._steps += 1
+        self.best.append(state.global_step)
+
+
+class Smooth(Trainer):
+    """Keeps an average of the loss."""
+
+    _calls = 0
+
+    def compute_loss(self, model: Any, inputs: Any, *more: Any, **options: Any) -> Any:
+        """Return the loss, and count."""
+        self._calls += 1
+        return super().compute_loss(model, inputs, *more, **options)
+
+
+class Own(torch.optim.SGD):
+    """Counts its steps."""
+
+    _taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        """Count."""
+        self._taken += 1
+        return super().step(closure)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_attributes_of_callbacks_and_the_trainer_of_transformers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of the optimizer, and of a callback whose state the Trainer saves but does not load."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for steps in (3, 5):
+        config = BertConfig(
+            vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
+        )  # fmt: skip
+        model = BertForSequenceClassification(config)
+        resilient = HuggingFaceCallback(Checkpointer(tmp_path / "root", interval_s=0))
+        own, stopping = Patience(), EarlyStoppingCallback(early_stopping_patience=9)
+        args = TrainingArguments(
+            "out", max_steps=steps, per_device_train_batch_size=2, report_to="none", use_cpu=True, disable_tqdm=True,
+            save_strategy="no", eval_strategy="steps", eval_steps=1, metric_for_best_model="loss",
+        )  # fmt: skip
+        rows = [{"input_ids": torch.ones(4, dtype=torch.long), "labels": n % 2} for n in range(12)]
+        optimizer = Own(model.parameters(), lr=0.0)
+        trainer = Smooth(
+            model, args, train_dataset=rows, eval_dataset=rows, callbacks=[own, stopping, resilient],
+            optimizers=(optimizer, None),
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resilient.latest())
+        waited = stopping.early_stopping_patience_counter
+        found.append((own._steps, own.best, trainer._calls, optimizer._taken, waited))
+    # A validation has two batches, and the loss never becomes better than the first one.
+    assert found == [(3, [1, 2, 3], 3 + 3 * 2, 3, 2), (5, [1, 2, 3, 4, 5], 5 + 5 * 2, 5, 4)]

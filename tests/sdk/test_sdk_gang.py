@@ -156,6 +156,29 @@ def test_another_number_of_ranks_is_told(tmp_path: Path) -> None:
         assert found is not None and list(found.state) == ["model"]
 
 
+def test_equal_attributes_reach_another_number_of_ranks(tmp_path: Path) -> None:
+    """Attributes that all ranks have saved with one value; a warning names the others."""
+
+    def changed(rank: int) -> dict[str, Any]:
+        values = {"model.head": {"steps": 7, "sums": np.arange(3), "noise": rank}, "model": {"shown": 1}}
+        values = values if rank else {"model.head": values["model.head"]}
+        generators = {"model": {"dice": [1, 2], "own": [rank]}}
+        modes, apart = {"model": [True, []]}, {"model.head": ["sums"]}
+        return {"values": values, "generators": generators, "modes": modes, "apart": apart}
+
+    together(gang(tmp_path), lambda c, rank: c.save(1, {**state(0, 1), "attributes": changed(rank)}))
+    for checkpointer in gang(tmp_path, 2, world_size=2, other_world=True):
+        lost = r"had 3 ranks, .*not restored: model.head.noise, model.own, model.shown$"
+        with pytest.warns(CheckpointWarning, match=lost):
+            found = checkpointer.load_latest()
+        assert found is not None
+        loaded = found.state["attributes"]
+        assert loaded["values"].keys() == {"model.head"} and loaded["values"]["model.head"].keys() == {"steps", "sums"}
+        assert loaded["values"]["model.head"]["sums"].tolist() == [0, 1, 2]
+        assert loaded["generators"] == {"model": {"dice": [1, 2]}}
+        assert loaded["modes"] == {"model": [True, []]} and loaded["apart"] == {"model.head": ["sums"]}
+
+
 def test_a_zombie_gang_commits_nothing(tmp_path: Path) -> None:
     """After a newer attempt has claimed the root, each rank of an older attempt gets an error, also while it waits."""
     ranks = gang(tmp_path)

@@ -10,7 +10,6 @@ can be large, so at most `MOST_BYTES` of the tensors that a training replaces ar
 """
 
 import copy
-import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -18,14 +17,14 @@ from contextlib import ExitStack, suppress
 from functools import cache
 from operator import is_
 from types import FunctionType, ModuleType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from mizzen.checkpoint import rng, trees
-from mizzen.checkpoint.devices import devices, moved
+from mizzen.checkpoint.devices import devices, has_graph, moved
 from mizzen.checkpoint.errors import CheckpointWarning, StateError
-from mizzen.checkpoint.known_modules import KnownModules
-from mizzen.checkpoint.libraries import is_of_library
-from mizzen.checkpoint.marks import ATOMS, MOST_BYTES, is_atom, marked
+from mizzen.checkpoint.known_modules import KnownModules, Named, is_module, modes_of, named_modules, saved_tensors
+from mizzen.checkpoint.marks import ATOMS, MOST_BYTES, Large, is_atom, marked
+from mizzen.checkpoint.own_names import hides, is_of_script
 from mizzen.checkpoint.refill import Refill, storage
 from mizzen.checkpoint.tensors import loaded
 
@@ -37,10 +36,6 @@ _DEPTH = 4
 _TENSORS = ("_parameters", "_buffers")
 _DATA = (".dataset", ".collate_fn")
 """How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
-
-
-_Named: TypeAlias = list[tuple[str, Any]]
-"""Modules with their paths."""
 
 
 class _Before(NamedTuple):
@@ -79,6 +74,7 @@ class ChangedAttributes:
         self._before: dict[str, _Before] = {}
         self._modes: dict[str, Any] = {}
         self._known: dict[str, KnownModules] = {}
+        self._told = False
 
     def begin(self, objects: Mapping[str, Any]) -> None:
         """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
@@ -88,7 +84,7 @@ class ChangedAttributes:
         for one in self._holders(named, {part: self._begin_plain(modules) for part, modules in named.items()}):
             marks = {name: mark for name, value in self._attributes(one) if (mark := marked(value)) is not None}
             self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
-        self._modes = {part: _modes(modules) for part, modules in named.items()}
+        self._modes = {part: modes_of(modules) for part, modules in named.items()}
         for part, modules in named.items():
             if modules:
                 self._known[part] = known = KnownModules(modules, _excluded(type(self._objects[part])))
@@ -108,7 +104,7 @@ class ChangedAttributes:
             vars(one.value).update({name: values[name] for name in names if is_atom(values[name])})
         return True
 
-    def _begin_plain(self, modules: _Named) -> _Named:
+    def _begin_plain(self, modules: Named) -> Named:
         """Remember the attributes of the modules that have only numbers and texts, and return the others.
 
         This is quicker than the general way, and most modules are of a few classes of torch.
@@ -133,6 +129,7 @@ class ChangedAttributes:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
         values: dict[str, dict[str, Any]] = {}
         generators: dict[str, dict[str, Any]] = {}
+        large: list[str] = []
         named = self._named()
         others = {part: self._suspects(part, modules) for part, modules in named.items()}
         for one in self._holders(named, others):
@@ -143,6 +140,9 @@ class ChangedAttributes:
                     if type(old) is not type(value) or old != value:
                         values.setdefault(one.path, {})[name] = value
                 elif (mark := marked(value)) is not None and mark != before.marks.get(name):
+                    if isinstance(mark, Large):
+                        large += [] if one.part.endswith(_DATA) else [f"{one.path}.{name}"]
+                        continue
                     access = rng.generator(value)
                     if access is not None and one.part.endswith(_DATA):
                         continue  # Its loader saves it.
@@ -153,9 +153,10 @@ class ChangedAttributes:
             part: mode
             for part, known in self._known.items()
             if not (known.pairs is named[part] and known.have_mode())
-            and (mode := _modes(named[part])) != self._modes[part]
+            and (mode := modes_of(named[part])) != self._modes[part]
         }
-        kept = self._storable(values)
+        kept = self._storable(values, large)
+        self._tell(large)
         found = {"values": kept, "generators": generators, "modes": modes, "apart": self._apart(kept)}
         return found if any(found.values()) else {}
 
@@ -173,9 +174,9 @@ class ChangedAttributes:
                 continue
             content = vars(one.value)
             for name, new in saved["values"].get(one.path, {}).items():
-                if name in _TENSORS and _is_module(one.value):
+                if name in _TENSORS and is_module(one.value):
                     _fill(content[name], new, refill)
-                elif not (_is_module(one.value) and any(name in content[key] for key in (*_TENSORS, "_modules"))):
+                elif not (is_module(one.value) and any(name in content[key] for key in (*_TENSORS, "_modules"))):
                     old = content.get(name)
                     device = None if name in saved["apart"].get(one.path, ()) else places[one.part]
                     # A copy, because `saved` may be restored once more after the script has changed the value in place.
@@ -201,17 +202,32 @@ class ChangedAttributes:
 
     def _device(self, part: str) -> Any:
         """Return the device of a tracked module; for another object, that of the first tracked module."""
-        modules = [one for one in (self._objects[part], *self._objects.values()) if _is_module(one)]
+        modules = [one for one in (self._objects[part], *self._objects.values()) if is_module(one)]
         return next((tensor.device for tensor in modules[0].parameters()), None) if modules else None
 
-    def _suspects(self, part: str, modules: _Named) -> _Named:
+    def _suspects(self, part: str, modules: Named) -> Named:
         """Return those of a part's modules that are new, or in which something may have changed."""
         known, before = self._known.get(part), self._before
         suspects = modules if known is None else known.suspects(modules)
         return [pair for pair in suspects if pair[0] not in before or not before[pair[0]].is_same(vars(pair[1]))]
 
-    def _storable(self, values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-        """Return the values that can be stored and do not share memory with the tracked objects."""
+    def _tell(self, large: list[str]) -> None:
+        """Warn, once, of attributes that are too large to be saved."""
+        if large and not self._told:
+            self._told = True
+            message = (
+                f"{', '.join(large)}: the training changes this, but it is too large for an attribute (more than "
+                "64 MiB, or 20,000 items), so it is not in the checkpoint. Make it a buffer of the module, or track "
+                "it; if each step computes it again, delete it before step()"
+            )
+            warnings.warn(message, CheckpointWarning, stacklevel=5)
+
+    def _storable(self, values: dict[str, dict[str, Any]], large: list[str]) -> dict[str, dict[str, Any]]:
+        """Return the values that can be stored and do not share memory with the tracked objects.
+
+        Adds the paths of those that are too large to `large`, unless they belong to data, which may be a cache, or to
+        the graph of a backward pass.
+        """
         owned: set[int] | None = None
         sizes: list[tuple[int, str, str]] = []
         for path, found in values.items():
@@ -232,30 +248,32 @@ class ChangedAttributes:
         for size_bytes, path, name in sorted(sizes):
             left -= size_bytes
             if left < 0 and size_bytes:
-                del values[path][name]
+                is_data = any(path.startswith(part) for part in self._objects if part.endswith(_DATA))
+                if not (has_graph(values[path].pop(name)) or is_data):
+                    large.append(f"{path}.{name}")
         return {path: found for path, found in values.items() if found}
 
     def _owned(self) -> set[int]:
         """Return the memory of the tensors that the `state_dict` of a tracked module has."""
-        modules = [one for one in self._objects.values() if _is_module(one)]
-        every = (tensor for one in modules for tensor in _saved_tensors(one))
+        modules = [one for one in self._objects.values() if is_module(one)]
+        every = (tensor for one in modules for tensor in saved_tensors(one))
         return {storage(tensor) for tensor in every} - {0}
 
     def _attributes(self, one: _Holder) -> Iterator[tuple[str, Any]]:
         """Yield the attributes of an object that may be saved, without those in which other objects are searched."""
         excluded = _excluded(type(one.value))
-        hides = _hides_private(type(one.value))
+        hidden = hides(type(one.value))
         for name, value in list(vars(one.value).items()):
-            if name not in excluded and name not in one.inner and not (hides and name.startswith("_")):
+            if name not in excluded and name not in one.inner and not (hidden and hidden(name)):
                 yield name, value
         yield from one.tensors.items()
 
-    def _named(self) -> dict[str, _Named]:
+    def _named(self) -> dict[str, Named]:
         """Return the modules of each part, with their paths; none for other objects."""
         known = {part: one.pairs for part, one in self._known.items() if one.are_same()}
-        return {part: known.get(part) or _named_modules(one, part) for part, one in self._objects.items()}
+        return {part: known.get(part) or named_modules(one, part) for part, one in self._objects.items()}
 
-    def _holders(self, named: Mapping[str, _Named], among: Mapping[str, _Named]) -> Iterator[_Holder]:
+    def _holders(self, named: Mapping[str, Named], among: Mapping[str, Named]) -> Iterator[_Holder]:
         """Yield the tracked objects and those inside; of the modules in `named`, only those in `among`."""
         seen = {id(inner) for modules in named.values() for _, inner in modules}
         seen |= {id(one) for one in self._objects.values()}
@@ -273,18 +291,18 @@ class ChangedAttributes:
         self, part: str, path: str, value: Any, tensors: dict[str, dict[str, Any]], seen: set[int], depth: int
     ) -> Iterator[_Holder]:
         inner: dict[str, list[tuple[str, Any]]] = {}
-        excluded = _excluded(type(value))
+        excluded, hidden = _excluded(type(value)), hides(type(value))
         for name, one in list(vars(value).items()) if depth else ():
-            if type(one) in ATOMS or name in excluded:
+            if type(one) in ATOMS or name in excluded or (hidden and hidden(name)):
                 continue
             if found := [(f"{path}.{name}{key}", each) for key, each in _objects_in(one)]:
                 inner[name] = found
         yield _Holder(part, path, value, tensors, inner)
         for below, one in (pair for pairs in inner.values() for pair in pairs):
-            for inside, each in _named_modules(one, below) or [(below, one)]:
+            for inside, each in named_modules(one, below) or [(below, one)]:
                 if id(each) not in seen:
                     seen.add(id(each))
-                    held = {key: dict(vars(each)[key]) for key in _TENSORS} if _is_module(each) else {}
+                    held = {key: dict(vars(each)[key]) for key in _TENSORS} if is_module(each) else {}
                     yield from self._below(part, inside, each, held, seen, depth - 1)
 
 
@@ -292,7 +310,7 @@ def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
     """Return those of some objects whose attributes are saved: modules, optimizers, and what loaders take data from."""
     torch, found = loaded("torch"), {}
     for name, one in objects.items() if torch is not None else ():
-        if _is_module(one) or isinstance(one, torch.optim.Optimizer):
+        if is_module(one) or isinstance(one, torch.optim.Optimizer):
             found[name] = one
             continue
         for suffix in _DATA:
@@ -314,20 +332,12 @@ def _objects_in(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_holder(value: Any) -> bool:
-    if _is_module(value):
+    if is_module(value):
         return True
     kind = type(value)
     if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, type | FunctionType | ModuleType):
         return False
     return is_of_script(kind) and rng.generator(value) is None and not isinstance(value, list | dict | tuple | deque)
-
-
-def _is_of_script(kind: type) -> bool:
-    """Return whether a class is not of a library."""
-    if kind.__module__ == "__main__":  # Its file may be that of a profiler or a debugger, which runs the script.
-        return True
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    return file is not None and not kind.__module__.startswith("mizzen.") and not is_of_library(file)
 
 
 def _excluded_of(kind: type) -> frozenset[str]:
@@ -340,50 +350,8 @@ def _excluded_of(kind: type) -> frozenset[str]:
     return frozenset()
 
 
-def _hides_private_of(kind: type) -> bool:
-    """Return whether private attributes belong to a library."""
-    return any(one.__module__.startswith(("torch.optim", "lightning.", "pytorch_lightning.")) for one in kind.__mro__)
-
-
 # With the types of plain functions: mypy takes a class of any kind for unhashable.
-is_of_script: Callable[[type], bool] = cache(_is_of_script)
 _excluded: Callable[[type], frozenset[str]] = cache(_excluded_of)
-_hides_private: Callable[[type], bool] = cache(_hides_private_of)
-
-
-def _is_module(value: Any) -> bool:
-    """Return whether a value is a module of torch. The attributes of compiled ones of TorchScript are not in Python."""
-    torch = loaded("torch")
-    return torch is not None and isinstance(value, torch.nn.Module) and not isinstance(value, torch.jit.ScriptModule)
-
-
-def _named_modules(value: Any, name: str) -> _Named:
-    """Return a module and those inside, each once, with their names: in a third of the time of `named_modules`."""
-    found, left, seen = list[tuple[str, Any]](), [(name, value)] if _is_module(value) else [], set[int]()
-    while left:
-        name, one = pair = left.pop()
-        if id(one) not in seen:
-            seen.add(id(one))
-            found.append(pair)
-            if one._modules:
-                before = f"{name}." if name else ""
-                left += [(before + key, inner) for key, inner in one._modules.items() if _is_module(inner)]
-    return found
-
-
-def _saved_tensors(module: Any) -> Iterator[Any]:
-    yield from module.parameters()
-    for _, inner in _named_modules(module, ""):
-        hidden = inner._non_persistent_buffers_set
-        yield from (tensor for key, tensor in inner._buffers.items() if tensor is not None and key not in hidden)
-
-
-def _modes(named: _Named) -> list[Any] | None:
-    """Return whether a module is in training mode, and the paths of the modules inside that are in the other one."""
-    if not named:
-        return None
-    training = named[0][1].training
-    return [training, [path for path, one in named if one.training != training]]
 
 
 def _fill(target: dict[str, Any], content: Mapping[str, Any], refill: Refill) -> None:

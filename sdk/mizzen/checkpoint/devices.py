@@ -1,4 +1,4 @@
-"""The devices of the tensors in a value."""
+"""The devices of the tensors in a value, and whether these have a graph."""
 
 from collections import deque
 from collections.abc import Mapping
@@ -34,3 +34,11 @@ def devices(value: Any) -> set[Any]:
         return {value.device}
     items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | deque) else ()
     return set[Any]().union(*map(devices, items))
+
+
+def has_graph(value: Any) -> bool:
+    """Return whether a tensor in a value is the result of a forward pass, through which gradients flow."""
+    if hasattr(value, "untyped_storage"):
+        return value.grad_fn is not None
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | deque) else ()
+    return any(map(has_graph, items))

@@ -2,7 +2,7 @@
 
 import zlib
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from mizzen.checkpoint import rng
 from mizzen.checkpoint.tensors import loaded
@@ -10,11 +10,22 @@ from mizzen.checkpoint.tensors import loaded
 ATOMS = frozenset({bool, int, float, complex, str, bytes, type(None)})
 """Types whose values cannot change in place."""
 MOST_BYTES = 64 << 20
-"""Larger arrays have no mark."""
+"""Larger arrays are not saved."""
 _MOST_ITEMS = 20_000
-"""Longer lists and dicts have no mark."""
+"""Longer lists and dicts are not saved, except lists of numbers and texts, such as losses."""
+_MOST_ATOMS = 200_000
+_WORDS = 1 << 17
+"""Of a tensor with more words of 8 bytes, some of them are compared, if nothing else says that it has changed."""
+_SAMPLES = 1 << 14
 _LEAVES = 1_000
 """Of longer lists and dicts with arrays or containers in them, only the first and the last items are compared."""
+
+
+class Large(NamedTuple):
+    """The mark of a value that is too large to be saved."""
+
+    mark: Any
+    """Differs after most changes."""
 
 
 def is_atom(value: Any) -> bool:
@@ -38,7 +49,7 @@ def marked(value: Any) -> Any:
 
 
 def _mark(value: Any) -> Any:
-    """Return a value that differs after each change of `value`.
+    """Return a value that differs after each change of `value`; see `Large` and `_WORDS` for exceptions.
 
     Raises:
         TypeError: it has an object that cannot be stored.
@@ -48,14 +59,18 @@ def _mark(value: Any) -> Any:
     torch, numpy = loaded("torch"), loaded("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
         # The version does not count changes of `tensor.data`.
-        ends = [value.detach()[at].item() for at in ((0,) * value.dim(), (-1,) * value.dim())] if value.numel() else []
-        return _Same(value), 0 if value.is_inference() else value._version, *map(repr, ends)
+        return _Same(value), 0 if value.is_inference() else value._version, *_sums(torch, value)
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
-        if value.dtype.hasobject or value.nbytes > MOST_BYTES:
+        if value.dtype.hasobject:
             raise TypeError
+        if value.nbytes > MOST_BYTES:
+            some = value.reshape(-1)[:: value.size // _SAMPLES] if value.flags.c_contiguous else value[:1]
+            return Large((value.shape, str(value.dtype), zlib.crc32(numpy.ascontiguousarray(some).view("uint8"))))
         return value.shape, str(value.dtype), zlib.crc32(numpy.ascontiguousarray(value).reshape(-1).view("uint8"))
     if isinstance(value, dict | list | deque | set) and len(value) > _MOST_ITEMS:
-        raise TypeError
+        is_short = isinstance(value, list | deque) and len(value) <= _MOST_ATOMS
+        if not (is_short and ATOMS.issuperset(map(type, value))):
+            return Large((type(value), id(value), len(value)))
     if isinstance(value, dict):
         return type(value), [*value], _mark([*value.values()])
     if isinstance(value, set | frozenset):
@@ -67,6 +82,17 @@ def _mark(value: Any) -> Any:
             return type(value), kinds, items
         return type(value), len(items), [_mark(one) for one in _ends(items)]
     raise TypeError
+
+
+def _sums(torch: Any, tensor: Any) -> list[int]:
+    """Return sums of the bits of a tensor, which differ after most changes."""
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    flat = flat.clone() if flat.storage_offset() % 8 else flat
+    whole = len(flat) // 8 * 8
+    words = flat[:whole].view(torch.int64)
+    words = words if len(words) <= _WORDS else words[:: len(words) // _SAMPLES]
+    found = torch.stack([one.sum(dtype=torch.int64) for one in (words, words[::2], words[::3], flat[whole:])])
+    return [*found.tolist()]
 
 
 def _ends(items: list[Any]) -> list[Any]:

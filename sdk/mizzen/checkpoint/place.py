@@ -37,7 +37,7 @@ class CheckpointSettings:
     """How long a sharded save waits for the other ranks, in seconds."""
     other_world: bool = False
     """Whether a sharded checkpoint of a gang of another size may be loaded. The parts that belong to single ranks are
-    then left out."""
+    then left out, except attributes that were equal on all ranks."""
     trusted: bool = False
     """Whether parts that were saved as `Pickled` may be loaded. Loading a pickle can run any code."""
     start_over: bool = False

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 from mizzen.checkpoint import parts
+from mizzen.checkpoint.attributes import ATTRIBUTES
 from mizzen.checkpoint.errors import CheckpointError, CheckpointWarning, CorruptCheckpointError
 from mizzen.checkpoint.log import Log
 from mizzen.checkpoint.lost_records import check_not_lost
@@ -187,6 +188,8 @@ def _load(
 ) -> dict[str, Any]:
     """Load the parts of this rank. Without `Reader.agree`, first verify the parts of the other ranks.
 
+    Of the attributes of a gang of another size, load those that are equal on all of its ranks.
+
     The URIs of the parts that were read are added to `verified`.
     """
     foreign = manifest.world_size != reader.world_size and any(part.rank is not None for part in manifest.parts)
@@ -201,11 +204,11 @@ def _load(
         for part in manifest.parts:
             if part not in mine:
                 _fetch(store, part, copies, verified, verify_part)
-    state: dict[str, Any] = {}
-    for part in mine:
+
+    def value(part: Part) -> Any:
         others = copies.get((part.checksum, part.size_bytes), ())
 
-        def content(store: ObjectStore, part: Part, others: _Places = others) -> Any:
+        def content(store: ObjectStore, part: Part) -> Any:
             layout = layouts.get(part.name)
             found = verified_part(store, part, layout, others) if layout is not None else None
             if found is not None:
@@ -214,10 +217,20 @@ def _load(
 
         found = _fetch(store, part, copies, verified, content)
         try:
-            loaded = isinstance(found, VerifiedPart)
-            state[part.name] = found if loaded else parts.decode(part.kind, found, reader.trusted, name=part.name)
+            if isinstance(found, VerifiedPart):
+                return found
+            return parts.decode(part.kind, found, reader.trusted, name=part.name)
         except CorruptCheckpointError as error:
             raise CorruptCheckpointError(f"{part.key}: {error}") from error
+
+    state = {part.name: value(part) for part in mine}
+    saved = {part.rank: value(part) for part in manifest.parts if foreign and part.name == ATTRIBUTES}
+    if saved:
+        from mizzen.checkpoint.equal_attributes import equal_attributes  # Few gangs need it.
+
+        every = [saved.get(rank, {}) for rank in range(manifest.world_size)]
+        if equal := equal_attributes(every, f"{store.uri('')} {manifest.name}"):
+            state[ATTRIBUTES] = equal
     return state
 
 

@@ -8,7 +8,7 @@ checked for all files that the framework needs to resume.
 
 import re
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,15 @@ INDEX = "files"
 """The name of the part that maps parts to file names."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
+
+
+def by_kind(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return callbacks by a name: not by their place, because a script that is started anew may have more of them."""
+    found: dict[str, Any] = {}
+    for one in callbacks:
+        kind = f"callback-{type(one).__qualname__}"
+        found[f"{kind}-{sum(name.startswith(f'{kind}-') for name in found)}"] = one
+    return found
 
 
 class FileCheckpoints:

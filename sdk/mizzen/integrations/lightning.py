@@ -32,11 +32,12 @@ except ImportError:
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
-from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, is_of_script, watched
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
 from mizzen.checkpoint.departure import StepAction
 from mizzen.checkpoint.gradients import FrozenParameters
+from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
-from mizzen.integrations.files import FileCheckpoints, Loaded
+from mizzen.integrations.files import FileCheckpoints, Loaded, by_kind
 from mizzen.integrations.torch import ResumableLoader
 
 _FILE = "lightning.ckpt"
@@ -161,14 +162,10 @@ def _has_state(callback: Callback) -> bool:
 
 def _with_attributes(trainer: Trainer) -> dict[str, Any]:
     """Return the objects whose plain attributes are saved: also callbacks of the script without a state."""
-    callbacks: dict[str, Any] = {}
-    for one in trainer.callbacks:
-        if is_of_script(type(one)) and not _has_state(one):
-            # Not by their place: a script that is started with other options may have more callbacks.
-            kind = f"callback-{type(one).__qualname__}"
-            callbacks[f"{kind}-{sum(name.startswith(f'{kind}-') for name in callbacks)}"] = one
+    callbacks = by_kind(one for one in trainer.callbacks if is_of_script(type(one)) and not _has_state(one))
     loaders = {f"loader-{number}": one for number, one in enumerate(_loaders(trainer))}
-    return callbacks | watched({"module": trainer.lightning_module, **loaders})
+    optimizers = {f"optimizer-{number}": one for number, one in enumerate(trainer.optimizers)}
+    return callbacks | watched({"module": trainer.lightning_module, **optimizers, **loaders})
 
 
 def _loaders(trainer: Trainer) -> list[Any]:

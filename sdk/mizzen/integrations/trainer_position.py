@@ -6,11 +6,12 @@ when it ends before; or a callback ends an epoch. The Trainer is then given anot
 derives the right place, and the true number afterwards.
 """
 
-import gc
 import json
 import math
+import sys
 import warnings
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from transformers import Trainer, TrainerState, TrainingArguments
@@ -42,10 +43,19 @@ def change_state(folder: Path, **values: Any) -> None:
 def set_true_step(state: TrainerState, step: int) -> None:
     """Set the number of steps, also in the Trainer's sums for its logs, after the Trainer has found its place."""
     state.global_step = step
-    # Callbacks are not given the Trainer. Not isinstance: the `__class__` of some lazy objects imports a library.
-    for found in gc.get_objects():
-        if issubclass(type(found), Trainer) and getattr(found, "state", None) is state:
-            found._initial_global_step = found._globalstep_last_logged = step
+    if (found := trainer_of(state)) is not None:
+        found._initial_global_step = found._globalstep_last_logged = step
+
+
+def trainer_of(state: TrainerState) -> Trainer | None:
+    """Return the Trainer that has called a callback with `state`; it does not pass itself to callbacks."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        found = frame.f_locals.get("self")
+        if isinstance(found, Trainer) and found.state is state:
+            return found
+        frame = frame.f_back
+    return None
 
 
 def check_length(saved: int, now: int) -> None:

@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer
 from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
 from mizzen.checkpoint.departure import StepAction
+from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
 from mizzen.integrations.fetches import Fetches, steps_counted
-from mizzen.integrations.files import FileCheckpoints, Loaded
-from mizzen.integrations.trainer_position import STATE, change_state, set_true_step, steps_of_epoch
+from mizzen.integrations.files import FileCheckpoints, Loaded, by_kind
+from mizzen.integrations.trainer_position import STATE, change_state, set_true_step, steps_of_epoch, trainer_of
 
 PRIVATE = ".mizzen"
 """The private folder below the output folder. The Trainer's rotation of checkpoints ignores it."""
@@ -155,7 +157,7 @@ class ResilientCallback(TrainerCallback):
             )
         self._save = None
         self._fetches = self._follow(args, state, kwargs.get("train_dataloader"))
-        self._attributes.begin(watched({"model": kwargs.get("model"), "loader": kwargs.get("train_dataloader")}))
+        self._attributes.begin(_with_attributes(state, kwargs))
         if self._loaded is not None and state.global_step:
             saved = self._loaded.state.get(ATTRIBUTES, {})
             self._attributes.restore(saved)
@@ -323,6 +325,20 @@ class ResilientCallback(TrainerCallback):
         if save is not None:
             for name, value in save.changed.items():
                 setattr(args, name, value)
+
+
+def _with_attributes(state: TrainerState, given: dict[str, Any]) -> dict[str, Any]:
+    """Return the objects whose plain attributes are saved: also the script's own callbacks and its own Trainer.
+
+    Also callbacks of which the Trainer saves a state, because by default it does not load that state.
+    """
+    optimizer = getattr(given.get("optimizer"), "optimizer", given.get("optimizer"))
+    objects = watched({"model": given.get("model"), "optimizer": optimizer, "loader": given.get("train_dataloader")})
+    if (trainer := trainer_of(state)) is None:
+        return objects
+    callbacks = trainer.callback_handler.callbacks
+    objects |= by_kind(one for one in callbacks if is_of_script(type(one)) or isinstance(one, ExportableState))
+    return objects | ({"trainer": trainer} if is_of_script(type(trainer)) else {})
 
 
 def _beside(args: TrainingArguments, state: TrainerState, folder: Path) -> dict[str, Path]:
