@@ -64,6 +64,7 @@ class ReasonCode(StrEnum):
     EVICTED = "evicted"
     MOVED = "moved"
     RESIZED = "resized"
+    SHRUNK = "shrunk"
     PREEMPTED_BY_OPERATOR = "preempted_by_operator"
     MACHINE_DRAINED = "machine_drained"
     MACHINE_LOST = "machine_lost"
@@ -241,6 +242,10 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.MOVED: (
         "moved from {from} to {to}, so that {freed:1 whole machine becomes|# whole machines become} free; it continues"
         " from its checkpoint"
+    ),
+    ReasonCode.SHRUNK: (
+        "shrunk from {tasks} to {fewer:1 task|# tasks} for {evictor}, which has evicted it; it continues from its"
+        " checkpoint"
     ),
     ReasonCode.RESIZED: "stopped with {tasks:1 task|# tasks}, to continue from its checkpoint with {more}",
     ReasonCode.PREEMPTED_BY_OPERATOR: "preempted by {by}",

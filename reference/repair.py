@@ -1,10 +1,11 @@
-"""Plain reference implementation of `rms.repair`, for tests only."""
+"""Plain reference implementations of `rms.repair`, for tests only."""
 
 from collections.abc import Iterable
 from dataclasses import replace
 
 from domain.criteria import PlanQuality
-from domain.scheduling import MachineState, PlacementRequest, Plan, RegionSnapshot
+from domain.priority import LOWEST_RANK
+from domain.scheduling import JobRequest, MachineState, PlacementRequest, Plan, RegionSnapshot
 from reference.bids import bid
 from rms.repair import DamagedGang
 
@@ -56,6 +57,46 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
         jobs.append(replace(placement, machines=counts))
     plan = Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
     return None if _is_scattered(region, before, gang, where, plan) else plan
+
+
+def shrink(
+    region: str, machines: Iterable[MachineState], gang: DamagedGang, ahead: Iterable[PlacementRequest]
+) -> Plan | None:
+    """Returns the place where an evicted workload continues, with the same result as `rms.repair.shrink`."""
+    fleet, (job,), (placement,) = list(machines), gang.request.jobs, gang.placed
+    before = placement.tasks
+    if job.most_tasks <= job.tasks or job.topology.required is not None or job.topology.slice_tasks > 1:
+        return None
+
+    def sized(tasks: int) -> PlacementRequest:
+        return replace(gang.request, rank=LOWEST_RANK, jobs=(replace(job, tasks=tasks, most_tasks=0),))
+
+    def free_plan(request: PlacementRequest) -> Plan | None:
+        return bid(RegionSnapshot(region, 0.0, tuple(fleet), ()), replace(request, rank=LOWEST_RANK)).plan
+
+    kept = {}
+    for machine, tasks in placement.machines:
+        for one in fleet:
+            while one.id == machine and kept.get(machine, 0) < tasks and _holds(one, job, kept.get(machine, 0) + 1):
+                kept[machine] = kept.get(machine, 0) + 1
+    left = sum(kept.values())
+    if left < job.tasks or left >= before or any(free_plan(one) is not None for one in ahead):
+        return None
+    for tasks in range(left, before + 1):
+        new = free_plan(sized(tasks))
+        if new is not None and (tasks > left or len(new.jobs[0].machines) < len(kept)):
+            return None
+    place = replace(placement, machines=tuple(sorted(kept.items())))
+    return Plan(gang.request.workload, region, (place,), (), PlanQuality())
+
+
+def _holds(machine: MachineState, job: JobRequest, tasks: int) -> bool:
+    """Returns whether a machine has room for so many tasks."""
+    return (
+        tasks * job.gpus_per_task <= machine.free_gpus
+        and tasks * job.cpus_milli_per_task <= machine.free_cpus_milli
+        and tasks * job.memory_bytes_per_task <= machine.free_memory_bytes
+    )
 
 
 def _is_scattered(

@@ -1,6 +1,7 @@
-"""Repair in place: a gang that has lost machines keeps the others, and the missing tasks go to free resources nearby.
+"""Workloads that continue in their place: after the loss of a machine (`repair`) or after an eviction (`shrink`).
 
-Nothing is evicted. A gang that needs an eviction returns to the queue, where victims are found as for any workload.
+Nothing is evicted for them. A workload that needs an eviction returns to the queue, where victims are found as for any
+workload.
 """
 
 from collections import Counter
@@ -9,11 +10,14 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from domain.criteria import PlanQuality
+from domain.priority import LOWEST_RANK
 from domain.scheduling import JobPlacement, JobRequest, MachineState, PlacementRequest, Plan
 from domain.topology import ANYWHERE
 from rms.bid import bid_in
 from rms.consolidation import less_free
 from rms.gang import Planner
+from rms.packing import capacity
+from rms.plans import need_of
 from rms.region import RegionColumns
 
 
@@ -67,6 +71,43 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
     if sum(len(one.machines) for one in jobs) > _fewest(region, free, gang, kept):
         return None
     return Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
+
+
+def shrink(
+    region: str, machines: Iterable[MachineState], gang: DamagedGang, ahead: Iterable[PlacementRequest]
+) -> Plan | None:
+    """Returns the place where an evicted elastic workload continues with fewer tasks; None: it returns to the queue.
+
+    On each of its machines, it keeps as many of its tasks as its evictor has left room for. It returns to the queue if
+    these are fewer than its fewest, if a workload that comes before it could use the resources, or if a new place in
+    the region without evictions would have more tasks, or as many on fewer machines.
+
+    Args:
+        region: the region's name.
+        machines: its machines that take work. Their free amounts include what the workload releases, without what its
+            evictor gets.
+        gang: the workload; it has one job.
+        ahead: waiting workloads that come before it.
+    """
+    (job,), (before,) = gang.request.jobs, gang.placed
+    if not job.is_elastic or job.topology.required is not None or job.topology.slice_tasks > 1:
+        return None
+    free = {one.id: one for one in machines}
+    there = ((free[machine], tasks) for machine, tasks in before.machines if machine in free)
+    room = ((one, tasks, (one.free_gpus, one.free_cpus_milli, one.free_memory_bytes)) for one, tasks in there)
+    fits = ((one.id, min(tasks, int(capacity(need_of(job), *amounts)))) for one, tasks, amounts in room)
+    kept = tuple((machine, tasks) for machine, tasks in fits if tasks)
+    tasks = sum(tasks for _, tasks in kept)
+    if not job.tasks <= tasks < before.tasks:
+        return None
+    planner = _planner(region, free.values())
+    if any(bid_in(planner, replace(one, rank=LOWEST_RANK)).plan is not None for one in ahead):
+        return None
+    again = replace(gang.request, rank=LOWEST_RANK, jobs=(replace(job, most_tasks=before.tasks),))
+    new = bid_in(planner, again).plan
+    if new is not None and (new.jobs[0].tasks, -len(new.jobs[0].machines)) > (tasks, -len(kept)):
+        return None
+    return Plan(gang.request.workload, region, (replace(before, machines=kept),), (), PlanQuality())
 
 
 def _fewest(region: str, free: Iterable[MachineState], gang: DamagedGang, kept: Sequence[Counter[str]]) -> float:

@@ -109,6 +109,8 @@ class Passes:
         transitions.pending, transitions.placed = [], []
         standing = transitions.engine.scan(now_s)
         transitions.columns.over_quota[standing.order] = standing.rank >= OVER_QUOTA_RANK
+        head = standing.order[:MOST_WAITING].tolist(), standing.rank[:MOST_WAITING].tolist()
+        transitions.head = list(zip(*head, strict=True))
         return standing
 
     def _renew(self, now_s: float, standing: ScanOrder) -> None:

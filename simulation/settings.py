@@ -55,6 +55,8 @@ class SimulationSettings(DocumentPart):
     """A gang that has waited longer than this reserves slots as they become free; infinity: no reservations."""
     grow: bool = LIVE.grow
     """Whether running elastic workloads are started again with more tasks on slots that no workload waits for."""
+    shrink: bool = LIVE.shrink
+    """Whether an elastic workload that is evicted continues at once with the tasks that its evictor leaves it."""
     repair: bool = LIVE.repair
     """Whether a gang that loses a machine continues on its other machines and on free slots nearby."""
     moves_per_h: int = Field(LIVE.moves_per_h, ge=0)

@@ -174,7 +174,7 @@ class Simulator:
             elif kind == EventKind.SUBMIT:
                 self.transitions.submit(at_s, state)
             else:
-                self.transitions.run_out(at_s, state)
+                self.transitions.objectives.run_out(at_s, state)
             if kind not in (EventKind.START, EventKind.OBJECTIVE):
                 self._passes.news = True
                 self.keeper.hope(at_s)

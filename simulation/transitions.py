@@ -6,7 +6,6 @@ from math import inf
 
 from domain.lifecycle.attempts import FIRST, Step, StepOutcome
 from domain.phases import QUEUED_PHASES, Phase
-from domain.priority import OVER_QUOTA_RANK
 from domain.scheduling import (
     MachineState,
     PlacedWorkload,
@@ -16,11 +15,12 @@ from domain.scheduling import (
     RunningWorkload,
 )
 from gms.columns import QueueChange
-from rms.repair import DamagedGang, repair
 from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
-from simulation.ledger import NOTHING, Ledger
+from simulation.ledger import Ledger
 from simulation.meter import Meter, StopCause
+from simulation.objectives import Objectives
+from simulation.places import added_part, plan_held, repaired, shrunk
 from simulation.policies import Binding, SchedulingPolicy, place_of, split_by_cluster
 from simulation.random_draws import chance
 from simulation.scenario import InitialHolder, Scenario
@@ -60,9 +60,12 @@ class Transitions:
         self.ledgers = {place: Ledger(found) for place, found in sorted(machines.items())}
         self.states = numbered(scenario.workloads)
         self.columns = WorkloadColumns(len(self.states))
+        self.objectives = Objectives(self.settings, self.columns, meter, later)
         self.evictors: dict[str, set[str]] = {}
         """Workloads that evicted a workload since the last submission or end, by victim (`gms.auction.immunity`)."""
         self.queue: set[int] = set()
+        self.head: list[tuple[int, int]] = []
+        """The workloads at the head of the queue of the last scan, each with its rank."""
         self.growers: set[int] = set()
         """Placed elastic workloads that have fewer tasks than they may have."""
         self.finished = 0
@@ -88,6 +91,7 @@ class Transitions:
         place = place_of(held.region, self._cluster_of[running.holdings[0].machine], self.policy.by_cluster)
         state.place, state.attempt, state.gpus = place, 1, dict(held.gpus)
         state.speed = speed_of(state.workload.jobs, running.holdings)
+        state.award = plan_held(state, place, self._cluster_of[running.holdings[0].machine], running.holdings)
         state.awarded_at_s = state.ready_at_s = running.started_at_s
         state.idle_since_s, state.start_judged = -inf, True
         state.take(Step.RUN if held.works else Step.PREPARE)
@@ -148,8 +152,7 @@ class Transitions:
 
     def award(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
         """Awards a plan to a workload, and evicts the plan's victims."""
-        self._judge(at_s, state, at_s - state.objective_since_s)
-        self.meter.wait(at_s, "award", state.workload.level, rank >= OVER_QUOTA_RANK, at_s - state.objective_since_s)
+        self.objectives.awarded(at_s, state, rank)
         self._no_longer_queued(state)
         self.ledgers[plan.region].award(plan, request.jobs)
         self._place(at_s, state, request, plan, rank)
@@ -169,7 +172,8 @@ class Transitions:
         A workload that grows keeps what it holds of its place, and books the rest.
         """
         assert state.place is not None
-        part, of = self._beyond(state, plan, request) if what == "growths" else (plan, request)
+        held = self.ledgers[plan.region].held[state.id]
+        part, of = added_part(plan, request, held) if what == "growths" else (plan, request)
         self._take(state.place, replace(part, workload=state.booked_id), replace(of, workload=state.booked_id))
         state.booking = plan, request
         self.placed.append(state.placed(True))
@@ -181,10 +185,7 @@ class Transitions:
         """Starts the work of a workload after its provisioning."""
         if state.attempt > 1:
             self.meter.restart(at_s, (at_s - state.ready_at_s) * state.held_gpus)
-        idle_s, over_quota = at_s - state.idle_since_s, bool(self.columns.rank[state.number] >= OVER_QUOTA_RANK)
-        self._judge_start(at_s, state, idle_s, over_quota)
-        if state.idle_since_s > -inf:
-            self.meter.wait(at_s, "start", state.workload.level, over_quota, idle_s)
+        self.objectives.started(at_s, state)
         state.go_on(StepOutcome.DONE)
         state.started_at_s = at_s
         state.turn += 1
@@ -220,27 +221,18 @@ class Transitions:
             self._end_booking(state)
         if state.damaged and self.settings.repair and self._repair(at_s, state):
             return
-        evictor = state.evictor
+        evictor, state.evictor = state.evictor, None
         state.end(Phase.PREEMPTED)
         self._release(at_s, state)
-        state.evictor, state.place = None, None
-        self._say(at_s, "left", state)
-        self._wait(at_s, state.objective_since_s, state)
+        if evictor is None or not self._shrink(at_s, state):
+            state.place = None
+            self._say(at_s, "left", state)
+            self._wait(at_s, state.objective_since_s, state)
         if evictor is None:
             return
         self.states[evictor].victims.remove(state.number)
         if not self.states[evictor].victims:
             self._ready(at_s, self.states[evictor])
-
-    def run_out(self, at_s: float, state: WorkloadState) -> None:
-        """Judges a workload whose objective has run out while it is queued or has not started."""
-        over_quota = bool(self.columns.rank[state.number] >= OVER_QUOTA_RANK)
-        if state.phase in QUEUED_PHASES:
-            over_quota = bool(self.columns.over_quota[state.number])
-            if at_s >= state.objective_since_s + self._objective_s(state):
-                self._judge(at_s, state, inf)
-        if at_s >= state.idle_since_s + self._objective_s(state):
-            self._judge_start(at_s, state, inf, over_quota)
 
     def join(self, region: str, machine: MachineState) -> None:
         """Adds a machine; passes use it from the next one on."""
@@ -305,7 +297,7 @@ class Transitions:
         state.attempt += 1
         state.turn += 1
         state.awarded_at_s, state.started_at_s = at_s, -inf
-        self._remind(at_s, state)
+        self.objectives.remind(at_s, state)
         self._hold(at_s, state, 1)
         self.placed.append(state.placed(True))
         self._may_grow(state)
@@ -315,20 +307,6 @@ class Transitions:
         job = state.workload.jobs[0]
         if job.is_elastic and round(job.tasks * state.speed) < job.most_tasks:
             self.growers.add(state.number)
-
-    def _beyond(self, state: WorkloadState, plan: Plan, request: PlacementRequest) -> tuple[Plan, PlacementRequest]:
-        """Returns the part of a plan for more tasks that the workload does not hold yet."""
-        (job,), (placement,) = request.jobs, plan.jobs
-        one = job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
-        held = self.ledgers[plan.region].held[state.id]
-        added = []
-        for machine, tasks in placement.machines:
-            own = min(have // need for have, need in zip(held.get(machine, NOTHING), one, strict=True) if need)
-            if tasks > own:
-                added.append((machine, tasks - own))
-        sized = replace(job, tasks=sum(tasks for _, tasks in added), most_tasks=0)
-        part = replace(plan, jobs=(replace(placement, machines=tuple(added)),))
-        return part, replace(request, jobs=(sized,))
 
     def _take(self, place: str, plan: Plan, request: PlacementRequest) -> None:
         """Takes the resources of a plan that is not the result of an auction."""
@@ -346,19 +324,29 @@ class Transitions:
 
     def _repair(self, at_s: float, state: WorkloadState) -> bool:
         """Lets a gang that has lost a machine continue in place, if it can; returns whether it does."""
-        if state.award is None or state.evictor is not None or not isinstance(self.engine, Production):
-            return False
-        plan, request = state.award
-        ledger, rank = self.ledgers[plan.region], int(self.columns.rank[state.number])
-        if self.engine.reserves(plan.region, rank):
-            return False
-        machines = map(ledger.state, filter(ledger.is_open, ledger.machines))
-        found = repair(plan.region, machines, DamagedGang(request, plan.jobs))
+        assert state.place is not None
+        found = None
+        if state.evictor is None:
+            rank = int(self.columns.rank[state.number])
+            found = repaired(state, self.ledgers[state.place], self.engine, rank)
         if found is None:
             return False
+        assert state.award is not None
         state.end(Phase.PENDING)
         self._release(at_s, state)
-        self._go_on(at_s, state, found, request, "repaired")
+        self._go_on(at_s, state, found, state.award[1], "repaired")
+        return True
+
+    def _shrink(self, at_s: float, state: WorkloadState) -> bool:
+        """Lets an elastic workload that was evicted continue with fewer tasks, if it can; returns whether it does."""
+        assert state.place is not None
+        rank = int(self.columns.rank[state.number])
+        waiting = (self.states[number] for number, of in self.head if of < rank and number in self.queue)
+        found = shrunk(state, self.ledgers[state.place], self.engine, rank, waiting) if self.settings.shrink else None
+        if found is None:
+            return False
+        assert state.award is not None
+        self._go_on(at_s, state, found, state.award[1], "shrunk")
         return True
 
     def _go_on(self, at_s: float, state: WorkloadState, plan: Plan, request: PlacementRequest, what: str) -> None:
@@ -383,33 +371,12 @@ class Transitions:
         self.queue.add(state.number)
         self.pending.append(state.queued(True))
         self._ask(state, 1)
-        if self._objective_s(state) < inf:
-            self._later(max(at_s, since_s + self._objective_s(state)), "OBJECTIVE", state)
-        self._remind(at_s, state)
+        self.objectives.remind(at_s, state)
 
     def _no_longer_queued(self, state: WorkloadState) -> None:
         self.queue.remove(state.number)
         self.pending.append(state.queued(False))
         self._ask(state, -1)
-
-    def _judge(self, at_s: float, state: WorkloadState, waited_s: float) -> None:
-        if self._objective_s(state) < inf and not state.judged:
-            state.judged = True
-            over_quota = bool(self.columns.over_quota[state.number])
-            self.meter.judge(at_s, "award", state.workload.level, over_quota, waited_s > self._objective_s(state))
-
-    def _judge_start(self, at_s: float, state: WorkloadState, idle_s: float, over_quota: bool) -> None:
-        if self._objective_s(state) < inf and not state.start_judged:
-            state.start_judged = True
-            self.meter.judge(at_s, "start", state.workload.level, over_quota, idle_s > self._objective_s(state))
-
-    def _objective_s(self, state: WorkloadState) -> float:
-        return self.settings.objective_s.get(state.workload.level, inf)
-
-    def _remind(self, at_s: float, state: WorkloadState) -> None:
-        """Schedules the judgement of the wait until the start at the end of its objective, unless it was judged."""
-        if not state.start_judged and state.idle_since_s + self._objective_s(state) < inf:
-            self._later(max(at_s, state.idle_since_s + self._objective_s(state)), "OBJECTIVE", state)
 
     def _ready(self, at_s: float, state: WorkloadState) -> None:
         state.go_on(StepOutcome.DONE)

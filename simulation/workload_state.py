@@ -75,7 +75,7 @@ class WorkloadState:
     moved: bool = False
     """Whether the present attempt continues one that was moved."""
     award: tuple[Plan, PlacementRequest] | None = None
-    """The plan of the present attempt; None: it held its slots at the start of the simulation."""
+    """The plan of the present attempt; None: it has several jobs, and held its slots at the start of the simulation."""
     damaged: bool = False
     """Whether a machine of the present attempt was lost while its tasks ran."""
 

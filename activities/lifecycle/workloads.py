@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 from activities.lifecycle import handover, leases, lent_work
 from activities.lifecycle.attempt_reports import set_progress
 from activities.scheduling.awards import AWARD
-from activities.scheduling.repairs import book_repair
+from activities.scheduling.repairs import book_repair, place_left
 from domain import ids
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
@@ -218,6 +218,12 @@ class WorkloadActivities:
                 if one.reason["code"] == ReasonCode.MACHINE_LOST and not one.unstarted:
                     lost = {*one.silent_machines, str(one.reason["detail"]["machine"])}
                     book_repair(self._engine, one.workload_id, one.attempt, lost)
+        left = dict[str, dict[str, Any]]()
+        if self._settings.scheduler.shrink and phase is Phase.PREEMPTED:
+            for one in requests:
+                if one.reason["code"] == ReasonCode.EVICTED:
+                    found = place_left(self._engine, one.workload_id, one.attempt, one.silent_machines)
+                    left |= {} if found is None else {one.workload_id: found}
         with transaction(self._engine) as session:
             live, locked = self._lock_live(session, asked)
             if not live:
@@ -256,6 +262,8 @@ class WorkloadActivities:
                 blamed = asked[attempt.workload].blames_machine
                 self._judge_machines(session, attempt, machines[attempt.workload], blamed, phase)
             _go_on_where_booked(session, attempts, locked)
+            for body in (left[one.workload_id] for one in live if one.workload_id in left):
+                session.execute(_AWARD, {"candidates": json.dumps([body])})
             outbox.wake_scheduler(session)
 
     @staticmethod

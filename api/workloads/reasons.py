@@ -255,14 +255,16 @@ def _started(session: Session, rows: Sequence[Row]) -> dict[str, datetime | None
 
 
 def _fewer_tasks(session: Session, ids: Sequence[str]) -> dict[str, list[ReasonView]]:
-    """Returns a reason for each elastic workload that has fewer tasks than it may have."""
+    """Returns the reasons of each elastic workload that has fewer tasks than it may have."""
     if not ids:
         return {}
     found = {}
     for id_, most, plan in session.execute(_ELASTIC, {"ids": list(ids)}):
         tasks = sum(tasks_of_jobs(plan["jobs"]).values())
         if tasks < most:
-            found[id_] = [_view(Reason(ReasonCode.FEWER_TASKS, {"tasks": tasks, "most": most}))]
+            reasons = [Reason(ReasonCode.SHRUNK, plan["shrunk"])] if "shrunk" in plan else []
+            reasons.append(Reason(ReasonCode.FEWER_TASKS, {"tasks": tasks, "most": most}))
+            found[id_] = [*map(_view, reasons)]
     return found
 
 

@@ -42,6 +42,8 @@ class SchedulerSettings(Section):
     grow: bool = True
     """Whether running elastic workloads are started again with more tasks, if slots are free that no workload waits
     for."""
+    shrink: bool = False
+    """Whether an elastic workload that is evicted continues at once with the tasks that its evictor leaves it."""
     batch: int = Field(256, gt=0)
     """Number of workloads on which regions bid in one round."""
     bid_deadline_s: float = Field(2.0, gt=0)

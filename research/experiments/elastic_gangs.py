@@ -27,8 +27,8 @@ from simulation.transitions import Happened
 
 GANG_GPUS = 4
 DAY_S = 86400.0
-VARIANTS = ("fixed", "starts", "grows")
-"""Fixed numbers of tasks; numbers that change from attempt to attempt; and growth, too."""
+VARIANTS = ("fixed", "starts", "grows", "shrinks")
+"""Fixed numbers of tasks; numbers that change from attempt to attempt; growth, too; and victims that shrink, too."""
 
 
 def elastic_rows(rows: Sequence[TraceRow], share: float, seed: int, *, elastic: bool) -> list[TraceRow]:
@@ -43,23 +43,32 @@ def elastic_rows(rows: Sequence[TraceRow], share: float, seed: int, *, elastic: 
 
 
 class _Times:
-    """The first start and the end of each workload."""
+    """The first start and the end of each workload, and how long it waited for awards, over all attempts."""
 
-    def __init__(self) -> None:
+    def __init__(self, scene: Scenario) -> None:
         self.started_s: dict[str, float] = {}
         self.finished_s: dict[str, float] = {}
+        self.waited_s = dict.fromkeys((w.id for w in scene.workloads), 0.0)
+        self.shrunk = 0
+        self._since_s = {w.id: w.submit_s for w in scene.workloads}
 
     def __call__(self, event: Happened) -> None:
         if event.what == "started":
             self.started_s.setdefault(event.workload, event.at_s)
         elif event.what == "finished":
             self.finished_s[event.workload] = event.at_s
+        elif event.what == "evicted":
+            self._since_s[event.workload] = event.at_s
+        elif event.what in ("awarded", "shrunk"):
+            self.shrunk += event.what == "shrunk"
+            self.waited_s[event.workload] += event.at_s - self._since_s.pop(event.workload, event.at_s)
 
 
-def figures(scene: Scenario, chosen: set[str], *, grow: bool) -> dict[str, Any]:
+def figures(scene: Scenario, chosen: set[str], variant: str) -> dict[str, Any]:
     """Runs a scenario and returns its figures. `chosen`: the gangs that are, or could be, elastic; times in seconds."""
-    times = _Times()
-    settings = scene.settings.model_copy(update={"grow": grow})
+    times = _Times(scene)
+    changed = {"grow": variant in ("grows", "shrinks"), "shrink": variant == "shrinks"}
+    settings = scene.settings.model_copy(update=changed)
     run = Run(replace(scene, settings=settings), POLICIES["global"], follow=times).go()
     total, out = run.meter.total, dict[str, Any]()
     for name, group in (
@@ -70,12 +79,14 @@ def figures(scene: Scenario, chosen: set[str], *, grow: bool) -> dict[str, Any]:
         spans = [times.finished_s[w.id] - w.submit_s for w in group if w.id in times.finished_s]
         out[name] = {
             "workloads": len(group), "finished": len(spans), "wait_mean": round(float(np.mean(waits))),
+            "wait_per_workload": round(float(np.mean([times.waited_s[w.id] for w in group]))),
             "wait_p90": round(float(np.percentile(waits, 90))), "completion_mean": round(float(np.mean(spans))),
             "completion_p50": round(float(np.median(spans))),
         }  # fmt: skip
     lost = {what: round(gpu_s / 3600, 1) for what, gpu_s in sorted(total.lost_gpu_s.items())}
     return out | {
-        "preemptions": total.preemptions, "growths": total.growths, "held_gpu_h": round(total.held_gpu_s / 3600),
+        "preemptions": total.preemptions, "shrunk": times.shrunk, "growths": total.growths,
+        "held_gpu_h": round(total.held_gpu_s / 3600),
         "lost_gpu_h": lost,
     }  # fmt: skip
 
@@ -98,7 +109,7 @@ def main() -> None:
         for variant in VARIANTS:
             scene = scenario(fixed if variant == "fixed" else elastic)
             assert {r: len(m) for r, m in scene.machines.items()} == {r: len(m) for r, m in machines.machines.items()}
-            found = figures(scene, chosen, grow=variant == "grows")
+            found = figures(scene, chosen, variant)
             print(json.dumps({"trace": name, "seed": args.seed, "variant": variant, **found}), flush=True)
 
 

@@ -159,6 +159,42 @@ def _continued(scene: Scenario, what: str) -> list[Award]:
     return [(name, tuple(sorted(machine for placed in found for machine, _ in placed))) for name, found in jobs]
 
 
+@pytest.mark.parametrize("seed", few(range(12), 4))
+def test_victims_shrink_as_simulated(world: World, seed: int) -> None:
+    """Elastic workloads that are evicted keep the same machines live and in the simulation, or wait in both."""
+    world.configure(w_fair=0.0, shrink=True)
+    chance = random.Random(seed)
+    world.tenant("rich", level=2, gpus=1000)
+    world.tenant("poor", level=4, gpus=4)
+    for region in ("east", "west"):
+        world.region(region)
+        for n in range(3):
+            world.machine(f"{region}/c/m{n}", chance.randint(2, 5))
+    victims = [
+        world.running(job(tasks=tasks, most_tasks=tasks + chance.choice([2, 9])), tenant="poor")
+        for tasks in (chance.randint(1, 3) for _ in range(3))
+    ]
+    for _ in range(chance.randint(1, 3)):
+        world.submit(job(gpus=chance.randint(1, 4), tasks=chance.randint(1, 2)), tenant="rich")
+    world.submit(job(gpus=chance.randint(1, 3)), tenant="poor")
+    live = get_snapshot(cast(Any, SimpleNamespace(engine=world.engine)), cast(Any, None))
+    world.tick()
+    recorded = []
+    for name in victims:
+        if world.attempt(name).evictor:
+            world.change(name, Phase.CHECKPOINTING)
+            world.release(name, Phase.PREEMPTED)
+            if world.workload(name).attempt == 2:
+                recorded.append((name, tuple(sorted(world.holdings(name)))))
+    settings = SimulationSettings(
+        provisioning_p50_s=0, tick_spacing_s=100, min_runtime_s=0, reserve_after_s=inf, w_fair=0, eviction_s=1,
+        grow=False, shrink=True,
+    )  # fmt: skip
+    assert sorted(_continued(replace(live_scenario(live, settings, seed=0), until_s=30.0), "shrunk")) == sorted(
+        recorded
+    )
+
+
 @pytest.mark.parametrize("seed", few(range(12), 5))
 def test_a_loss_is_repaired_as_simulated(world: World, seed: int) -> None:
     """The gangs that lose a machine continue live on the machines that the simulation says, or wait as it says."""

@@ -1,5 +1,7 @@
 """Repair in place against its plain reference, and what it never does."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from random import Random
 
 import hypothesis.strategies as st
@@ -10,8 +12,8 @@ import reference.repair
 from domain.scheduling import JobPlacement, JobRequest, MachineState, PlacementRequest, Plan, RegionSnapshot
 from domain.spread import SpreadLevel
 from domain.topology import TopologyRule
-from rms.repair import DamagedGang, repair
-from tests.decisions.fleets import gpu_job, in_pool, machine, regions, requests
+from rms.repair import DamagedGang, repair, shrink
+from tests.decisions.fleets import gpu_job, in_pool, machine, regions, request, requests
 
 
 def continued(machines: list[MachineState], *placed: JobPlacement, jobs: tuple[JobRequest, ...]) -> Plan | None:
@@ -110,3 +112,66 @@ def test_as_the_reference(snapshot: RegionSnapshot, request: PlacementRequest, s
             amounts = job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
             free[one] = [left - tasks * amount for left, amount in zip(free[one], amounts, strict=True)]
             assert min(free[one]) >= 0 or not tasks
+
+
+def shrunk(
+    fleet: Sequence[MachineState], *tasks: tuple[str, int], least: int = 2, ahead: Sequence[PlacementRequest] = ()
+) -> list[tuple[tuple[str, int], ...]] | None:
+    """Returns where an evicted workload of 1-GPU tasks continues."""
+    job = replace(gpu_job(least, 1), most_tasks=20)
+    gang = DamagedGang(PlacementRequest("w", 12, (job,)), (on(*tasks),))
+    found = shrink("here", fleet, gang, ahead)
+    assert found == reference.repair.shrink("here", fleet, gang, ahead)
+    return placed(found)
+
+
+def test_a_victim_keeps_what_its_evictor_leaves() -> None:
+    """Of 8 tasks on two machines, those remain for which there is room, if they are not fewer than its fewest."""
+    fleet = [machine("m1", used=7), machine("m2", used=4)]
+    for least, where in ((2, [(("m1", 1), ("m2", 4))]), (5, [(("m1", 1), ("m2", 4))]), (6, None)):
+        assert shrunk(fleet, ("m1", 4), ("m2", 4), least=least) == where
+
+
+def test_a_victim_returns_to_the_queue_for_a_better_place() -> None:
+    """Where a new place has more tasks, or as many on fewer machines, the queue gives it that place."""
+    fleet = [machine("m1", used=7), machine("m2", used=4)]
+    assert shrunk([*fleet, machine("m3", used=7)], ("m1", 4), ("m2", 4)) is None
+    small = [machine("m1", used=7), machine("m2", used=7), machine("m3", used=7)]
+    assert shrunk(small[:2], ("m1", 4), ("m2", 4)) is not None
+    assert shrunk([*small[:2], machine("m3", used=6)], ("m1", 4), ("m2", 4)) is None
+
+
+def test_a_victim_does_not_pass_others() -> None:
+    """It keeps nothing if a workload that comes before it fits into what is left, whatever that workload may evict."""
+    fleet = [machine("m1", used=8), machine("m2", used=4)]
+    for gpus, stays in ((4, False), (5, True)):
+        found = shrunk(fleet, ("m1", 4), ("m2", 4), ahead=[request(gpu_job(1, gpus), rank=1)])
+        assert (found is not None) == stays
+
+
+@given(regions(), st.lists(requests(), max_size=2), st.integers(1, 4), st.integers(0, 1 << 30))
+def test_shrink_as_the_reference(
+    snapshot: RegionSnapshot, ahead: list[PlacementRequest], least: int, seed: int
+) -> None:
+    """Whatever is left, the result is that of the reference; no machine gets more tasks than it had, or than fit."""
+    chance = Random(seed)
+    first = chance.choice(snapshot.machines)
+    alike = [
+        m for m in snapshot.machines if (m.cluster, m.pool, m.gpu_type) == (first.cluster, first.pool, first.gpu_type)
+    ]
+    gpus = 0 if first.gpu_type is None else chance.choice((0, 1, 2))
+    types = () if not gpus else (str(first.gpu_type),)
+    job = JobRequest("job", least, gpus, types, chance.choice((500, 4000)), 0, most_tasks=least + chance.randint(0, 9))
+    tasks = chance.choices([*(m.id for m in alike), "gone"], k=chance.randint(1, job.most_tasks or 1))
+    before = JobPlacement(
+        "job", first.cluster, types[0] if gpus else None, tuple((m, tasks.count(m)) for m in sorted(set(tasks)))
+    )
+    gang = DamagedGang(PlacementRequest("w", chance.choice((3, 12)), (job,)), (before,))
+    found = shrink("here", snapshot.machines, gang, ahead)
+    assert found == reference.repair.shrink("here", snapshot.machines, gang, ahead)
+    if found is not None:
+        (after,), free = found.jobs, {m.id: m for m in snapshot.machines}
+        assert least <= after.tasks < before.tasks and not found.victims
+        for one, many in after.machines:
+            assert many <= dict(before.machines)[one] and many * gpus <= free[one].free_gpus
+            assert many * job.cpus_milli_per_task <= free[one].free_cpus_milli

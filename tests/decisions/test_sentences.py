@@ -64,6 +64,11 @@ SENTENCES = [
         "stopped with 1 task, to continue from its checkpoint with 4",
     ),
     (
+        ReasonCode.SHRUNK,
+        {"tasks": 8, "fewer": 1, "evictor": "w-1"},
+        "shrunk from 8 to 1 task for w-1, which has evicted it; it continues from its checkpoint",
+    ),
+    (
         ReasonCode.FEWER_TASKS,
         {"tasks": 2, "most": 4},
         (

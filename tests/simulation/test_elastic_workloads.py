@@ -28,6 +28,26 @@ def test_it_continues_with_what_an_evictor_leaves() -> None:
     assert when(seen, "finished")["w"] - began == 400
 
 
+@pytest.mark.parametrize("shrinks", [False, True])
+def test_a_victim_keeps_a_part_of_its_slots(shrinks: bool) -> None:
+    """With the rule, it has the 3 slots that are left when it has saved, and another one of its rank waits for its end.
+
+    With 8 tasks it does 800 GPU seconds in the first 100 s; the rest of 2,000 takes 400 s with 3 tasks.
+    """
+    tenants = [tenant("vision", a100=0), tenant("nlp", level=1, a100=1000)]
+    low = workload("low", 3, 50, 50_000, 4)
+    work = [elastic(workload("w", 2, level=4), 20), low, workload("urgent", 5, 100, 5000, 1, "nlp")]
+    scene = scenario(machines("east", 1), work, tenants, until_s=3000.0)
+    scene = replace(scene, settings=scene.settings.model_copy(update={"shrink": shrinks}))
+    seen = happenings(scene)[1]
+    assert when(seen, "evicted") == {"w": 100}
+    if shrinks:
+        assert when(seen, "shrunk") == {"w": 110} and when(seen, "awarded")["low"] >= when(seen, "finished")["w"]
+        assert when(seen, "finished")["w"] - when(seen, "started")["w"] == 400
+    else:
+        assert when(seen, "shrunk") == {}
+
+
 def test_the_quota_limits_the_tasks() -> None:
     """With a quota of 4, it has 4 tasks of at most 20, though 8 slots are free."""
     seen = happenings(scenario(machines("east", 1), [elastic(workload("w", 2), 20)], [tenant("vision", a100=4)]))[1]

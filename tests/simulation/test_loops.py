@@ -44,7 +44,8 @@ def _restless(seed: int) -> Scenario:
             one = elastic(one, gpus + chance.choice((1, 3, 11)))
         limit_s = duration_s * chance.choice((1, 2, inf))
         work.append(replace(one, user=chance.choice(("ann", "bob", "cleo")), max_runtime_s=limit_s))
-    settings = PATIENT.model_copy(update={"min_runtime_s": float(chance.choice((0, 30, 100)))})
+    changed = {"min_runtime_s": float(chance.choice((0, 30, 100))), "shrink": bool(seed % 2)}
+    settings = PATIENT.model_copy(update=changed)
     return scenario(states, work, tenants, settings, seed=seed, until_s=1200.0)
 
 
@@ -99,7 +100,7 @@ def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
 def test_no_preemption_loops(block: int) -> None:
     """In random rounds, no chain of evictions returns to its first evictor without one of these between: a submission,
     an end, a change of a level or a quota. People and limits of runtimes change the order, and close no loop, nor do
-    elastic workloads, whose sizes change.
+    elastic workloads, whose sizes change and which shrink in every second round.
     """
     evictions = after_changes = 0
     for seed in range(BLOCK * block, BLOCK * (block + 1)):
