@@ -86,6 +86,8 @@ class Provider(Protocol):
     """The time after its launch for which a machine may be missing from the list."""
     queues: bool
     """Whether a launched machine may wait at the provider before it starts, for minutes or days."""
+    impaired: str
+    """What does not work although lists are answered, such as a right that is missing; empty: nothing is known."""
 
     def offers(self) -> Sequence[Offer]:
         """Returns the machines that the provider can launch, with current prices.

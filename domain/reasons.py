@@ -115,6 +115,7 @@ class ReasonCode(StrEnum):
     LAUNCH_REQUEST_REFUSED = "launch_request_refused"
     NO_OFFER = "no_offer"
     PROVIDER_SILENT = "provider_silent"
+    PROVIDER_IMPAIRED = "provider_impaired"
     NEVER_JOINED = "never_joined"
     NOT_AT_PROVIDER = "not_at_provider"
     ENDED_AT_PROVIDER = "ended_at_provider"
@@ -342,6 +343,7 @@ _SENTENCES: dict[ReasonCode, str] = {
     ReasonCode.PROVIDER_SILENT: (
         "pool {pool} launches nothing in region {region} until provider {provider} answers: {words}"
     ),
+    ReasonCode.PROVIDER_IMPAIRED: "provider {provider} of pool {pool} in region {region} works only in part: {words}",
     ReasonCode.NEVER_JOINED: "its agent was not ready {waited_s} s after the launch",
     ReasonCode.ENDED_AT_PROVIDER: "{provider} says that its machine has ended: {words}",
     ReasonCode.LEFT_AT_PROVIDER: "{provider} wants its machine to be left: {words}",

@@ -35,6 +35,8 @@ _NODE = ("cpus", "memory", "gpus", "gpu_type", "gres")
 _SETTING = re.compile(r"^(?:partitions\.jobs\.|machine_types\.node\.)?(?P<name>[a-z_]+)(?=:)")
 _QUEUED_S = 7 * 86400
 """How long a job may wait in Slurm's queue: the key is valid for this time plus the job's time limit."""
+_LONGEST_S = 53 * 86400
+"""The longest time limit of jobs: keys of pilots are valid for at most 60 days."""
 _FOLDER = "~/.mizzen/pilots"
 _FOLDER_VARIABLE = "MIZZEN_PILOTS_FOLDER"
 _COLUMNS = (
@@ -60,6 +62,12 @@ def _parsed(parse: Callable[[str], T]) -> Callable[[click.Context, click.Paramet
     return checked
 
 
+def _time_limit_s(text: str) -> float:
+    if (time_s := parse_duration_s(text)) > _LONGEST_S:
+        raise ValueError(f"must be at most {_LONGEST_S // 86400}d")
+    return time_s
+
+
 def _address(text: str) -> str:
     if re.fullmatch(r"[^\s:]+:[0-9]{1,5}|\[[0-9A-Fa-f:]+\]:[0-9]{1,5}", text) is None:
         raise ValueError("must be HOST:PORT, such as gateway.example.org:7443")
@@ -72,7 +80,7 @@ class PilotJobOptions:
 
     partition: str = option(required=True, help="Slurm's partition.")
     time_s: float = option(
-        "--time", default="4h", callback=_parsed(parse_duration_s), help="Time limit of the jobs, such as 4h."
+        "--time", default="4h", callback=_parsed(_time_limit_s), help="Time limit of the jobs, such as 4h."
     )
     cpus: int = option(default=1, type=click.IntRange(min=1), show_default=True, help="CPUs of each job.")
     memory: int = option(

@@ -76,6 +76,7 @@ class PoolKeeper:
             return []
         offers: list[Offer] = []
         silent: list[tuple[Offer, str]] = []
+        impaired: dict[str, str] = {}
         failures: list[str] = []
         for name, provider in self._providers.items():
             try:
@@ -85,6 +86,7 @@ class PoolKeeper:
                 await in_thread(self._resolve, name, provider, differences)
                 await in_thread(observe, self._engine, self._settings, provider, found)
                 offers += await in_thread(provider.offers)
+                impaired[name] = provider.impaired
             except ProviderUnavailable as error:
                 _log.warning("provider %s: %s; trying again", name, error)
                 failures.append(f"provider {name}: {error}")
@@ -93,7 +95,7 @@ class PoolKeeper:
                 _log.exception("provider %s; trying again", name)
                 failures.append(f"provider {name}: {error}")
         await in_thread(self._end_away)
-        await in_thread(self._pools.round, offers, silent)
+        await in_thread(self._pools.round, offers, silent, impaired)
         await self._start_missing_workflows()
         for machine in await in_thread(self._machines_of_gone):
             await self._forget(machine)

@@ -3,6 +3,7 @@ and ends surplus instances.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Engine, Label, func, literal_column, select
@@ -38,10 +39,16 @@ class Pools:
         self._settings = settings.capacity
         self._queue = published_queue.Newest()
 
-    def round(self, offers: Sequence[Offer], silent: Sequence[tuple[Offer, str]] = ()) -> None:
+    def round(
+        self,
+        offers: Sequence[Offer],
+        silent: Sequence[tuple[Offer, str]] = (),
+        impaired: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         """Sizes all pools in one transaction.
 
         `offers` are the offers of all providers that answer. `silent` are those of the others, with the errors.
+        `impaired`: what does not work at providers that answer (`Provider.impaired`), by their names.
         """
         with transaction(self._engine) as session:
             refused = recently_refused(session, self._settings.refused_pause_s)
@@ -53,7 +60,7 @@ class Pools:
             todo = plan_round(pools, instances, shortages, offers, refused)
             for row in rows:
                 pool = pools[row.region, row.name]
-                reason = _reason(pool, todo.lacks.get(pool.key), offers, refused, silent)
+                reason = _reason(pool, todo.lacks.get(pool.key), offers, refused, silent, impaired)
                 if row.reason != reason:
                     row.reason = reason
             for one in (one for all_ in instances.values() for one in all_):
@@ -79,8 +86,9 @@ def _reason(
     offers: Sequence[Offer],
     refused: Mapping[OfferKey, Reason],
     silent: Sequence[tuple[Offer, str]],
+    impaired: Mapping[str, str],
 ) -> dict[str, Any] | None:
-    """Returns why a pool stays below its size or buffer, or cannot grow; None: it does not, or can."""
+    """Returns why a pool stays below its size or buffer, cannot grow, or may lack something later; None: none of it."""
     fitting = [offer for offer in offers if pool.takes(offer)]
     refusals = [refused[offer.key] for offer in fitting if offer.key in refused]
     if pool.most and not fitting:
@@ -90,6 +98,10 @@ def _reason(
                 return Reason(ReasonCode.PROVIDER_SILENT, detail).to_json()
     cannot_grow = pool.max_size is not None and len(refusals) == len(fitting) > 0
     if lacks is None and not cannot_grow:
+        for offer in fitting:
+            if pool.most and (lacking := impaired.get(offer.provider)):
+                detail = {"pool": pool.name, "region": pool.region, "provider": offer.provider, "words": lacking}
+                return Reason(ReasonCode.PROVIDER_IMPAIRED, detail).to_json()
         return None
     if lacks is not None and not lacks.offered:
         return Reason(ReasonCode.NO_OFFER, {"pool": pool.name, "region": pool.region}).to_json()

@@ -380,6 +380,16 @@ async def test_a_pool_says_that_its_provider_does_not_answer(site: Site) -> None
     await site.rounds_until(lambda: site.why_short() is None, "the pool has no reason any more")
 
 
+async def test_a_pool_says_what_does_not_work_at_its_provider(site: Site) -> None:
+    """A provider that answers, but lacks a right, does its work; its pools name the right."""
+    site.provider.impaired = "watching pods is refused"
+    site.pool(1)
+    await site.rounds_until(lambda: site.why_short() == "provider_impaired", "the pool gives its reason")
+    await site.rounds_until(lambda: len(site.rows()) == 1, "the pool has its machine")
+    site.provider.impaired = ""
+    await site.rounds_until(lambda: site.why_short() is None, "the pool has no reason any more")
+
+
 async def test_a_pool_without_any_provider_says_so(site: Site) -> None:
     """Without a provider that launches machines, a pool gets the reason `no_offer`."""
     keeper = PoolKeeper(site.world.engine, site.settings, site.client, {STATIC: StaticProvider(STATIC)})

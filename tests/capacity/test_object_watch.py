@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from capacity.provider import ProviderUnavailable
+from capacity.providers.kubernetes.api import ApiRefused
 from capacity.providers.kubernetes.object_watch import ObjectWatch
 
 
@@ -39,3 +40,28 @@ def test_only_failures_in_a_row_make_pauses_longer(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(watch._closed, "wait", pause)
     watch._run()
     assert pauses == [0.5, 0.5, 0.5, 0.5, 0.5, 1.0, 2.0, 4.0, 8.0]
+
+
+def test_a_watch_that_is_refused_is_replaced_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are listed again and again, with longer pauses, until the watch is allowed."""
+    said: list[str] = []
+    lists: list[int] = []
+    lengths: list[int] = []
+    api: Any = _Api(0)
+
+    def watched(_resource: str, _version: str, _labels: str, for_s: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        lengths.append(for_s)
+        if len(lengths) < 4:
+            raise ApiRefused(403, "Forbidden", "cannot watch")
+        if len(lengths) == 6:
+            watch.close()
+        return iter(())
+
+    watch = ObjectWatch("k8s", api, "pods", "", lambda _: lists.append(len(lengths)), lambda *_: None)
+    monkeypatch.setattr(api, "watch", watched)
+    monkeypatch.setattr(watch._closed, "wait", lambda for_s: said.append(f"{for_s:g} {watch.refused}"))
+    watch._run()
+    assert said[:3] == ["0.5 cannot watch", "1 cannot watch", "2 cannot watch"]
+    assert watch.refused == ""
+    assert lists == [0, 1, 2, 3]
+    assert lengths == [240, 5, 5, 5, 240, 240]

@@ -23,6 +23,7 @@ class Unreliable:
     def __init__(self, behind: Provider) -> None:
         self.name = behind.name
         self.lists_late_s = behind.lists_late_s
+        self.impaired = ""
         self.queues = behind.queues
         self.behind = behind
         self.asked: list[str] = []

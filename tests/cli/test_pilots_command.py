@@ -24,6 +24,7 @@ def _without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--memory", "lots"], "'--memory': lots: must be a size such as"),
         (["--gateway", "localhost"], "'--gateway': localhost: must be HOST:PORT"),
         (["--time", "soon"], "'--time': soon: must be a duration"),
+        (["--time", "54d"], "'--time': 54d: must be at most 53d"),
         (["--time", "1m"], "mizzen: --time: must be at least 120"),
         (["--partition", "a b"], "mizzen: --partition: must match"),
         (["--folder", "/dev/null/pilots"], "mizzen: --folder: [Errno 20] Not a directory"),

@@ -43,6 +43,11 @@ class ClusterSite(ABC):
         """Sets the rules of the pool."""
         self.up.client().set_pool(self._region, self._pool, **rules)
 
+    def why(self) -> str:
+        """Returns why the pool cannot grow, or what does not work at its provider; empty: nothing."""
+        (found,) = [one["reason"] for one in self.up.client().pools(self._region) if one["name"] == self._pool]
+        return str(found["sentence"]) if found is not None else ""
+
     def instances(self, *, gone: bool = False) -> list[dict[str, Any]]:
         """Returns the instances, the newest first."""
         return list(self.up.client().instances(gone=gone))

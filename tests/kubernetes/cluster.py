@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import tempfile
 import threading
@@ -114,6 +115,10 @@ class KubernetesCluster:
             process = self._processes.pop(program)
         process.kill()
         process.wait()
+
+    def freeze(self, program: str, *, thaw: bool = False) -> None:
+        """Stops a program, which then accepts connections and never answers; or lets it continue."""
+        self._processes[program].send_signal(signal.SIGCONT if thaw else signal.SIGSTOP)
 
     def start_again(self, program: str) -> None:
         """Starts a program that was killed, and does not wait until it is ready."""

@@ -167,15 +167,23 @@ def test_a_node_fails(there: KubernetesSite, tmp_path: Path) -> None:
     assert "NodeLost: " in _why_gone(there, pod["metadata"]["name"])
 
 
-def test_the_api_server_is_away(there: KubernetesSite, tmp_path: Path) -> None:
-    """While the API server is dead, gangs run on, and nothing is lost; then the pool grows for what waits."""
+@pytest.mark.parametrize("hangs", [False, True], ids=["dead", "hangs"])
+def test_the_api_server_is_away(there: KubernetesSite, tmp_path: Path, *, hangs: bool) -> None:
+    """While the API server is dead or hangs, gangs run on, nothing is lost, and the pool says so; then it grows."""
     workload = _running(there, "one", 1, tmp_path / "gate")
     before = set(there.cluster.pods())
-    there.cluster.kill("kube-apiserver")
+    if hangs:
+        there.cluster.freeze("kube-apiserver")
+    else:
+        there.cluster.kill("kube-apiserver")
     other = there.up.submit("two", 10, 0.1, tasks=2)
+    wait_until(lambda: f"/namespaces/{NAMESPACE}/pods: " in there.why(), "the pool says why it cannot grow", 90)
     time.sleep(20)
     assert there.up.phase(workload) == "running"
-    there.cluster.start_api()
+    if hangs:
+        there.cluster.freeze("kube-apiserver", thaw=True)
+    else:
+        there.cluster.start_api()
     wait_until(lambda: there.up.ended(other), "the other one has run", 150)
     assert before <= set(there.cluster.pods())
     assert (there.up.phase(workload), _attempt(there, workload)) == ("running", 1)

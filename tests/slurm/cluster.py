@@ -3,6 +3,7 @@
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import stat
 import subprocess
@@ -196,6 +197,10 @@ class SlurmCluster:
         process = self._processes.pop(label)
         process.kill()
         process.wait()
+
+    def freeze(self, label: str, *, thaw: bool = False) -> None:
+        """Stops a daemon, which then accepts connections and never answers; or lets it continue."""
+        self._processes[label].send_signal(signal.SIGCONT if thaw else signal.SIGSTOP)
 
     def kill_saved_controller(self) -> None:
         """Kills slurmctld after it has saved all jobs until now, which takes it some seconds."""

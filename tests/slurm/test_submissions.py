@@ -207,7 +207,7 @@ def test_ends_have_their_reason(transport: str) -> None:
 
 
 def test_nodes_that_are_drained_or_fail(transport: str) -> None:
-    """A drained node is to be left, with the administrator's reason; a node that fails ends its job."""
+    """A node that is drained or marked as failing is to be left, with the reason; a node that is down ends its job."""
     with _cluster(transport, 2) as (slurm, provider):
         launched = [provider.launch(request_for(_offer(provider))) for _ in range(4)]
         first = launched[0]
@@ -218,6 +218,8 @@ def test_nodes_that_are_drained_or_fail(transport: str) -> None:
         slurm.command("scontrol", "update", f"nodename={node}", "state=drain", "reason=fix its fan")
         slurm.until(lambda: "fix its fan" in (_of(provider, first).leaves or ""), "the node is to be left")
         assert _of(provider, other).leaves is None
+        slurm.command("scontrol", "update", f"nodename={on[_number(other)]}", "state=fail", "reason=bad memory")
+        slurm.until(lambda: "bad memory" in (_of(provider, other).leaves or ""), "the failing node is to be left")
         slurm.kill(on[_number(other)])
         slurm.command("scontrol", "update", f"nodename={on[_number(other)]}", "state=down", "reason=broken")
         words = [f"node {on[_number(other)]} has failed"]

@@ -113,6 +113,7 @@ class Ec2Provider:
     lists_late_s = 60.0
     """EC2's lists are eventually consistent. AWS documents no bound; the lag is rarely more than a few seconds."""
     queues = False
+    impaired = ""
 
     def __init__(self, name: str, settings: Ec2Settings, installation: str) -> None:
         """`installation` is the tag value that marks the machines of this installation within the account."""

@@ -10,6 +10,8 @@ from capacity.providers.kubernetes.api import ApiRefused, KubernetesApi, Object
 
 _WATCH_S = 240
 """The length of one watch. The next one continues from the last event or bookmark."""
+_TRIED_S = 5
+"""The length of the first watch after one that was refused: its end shows that watches are allowed again."""
 _LASTING_S = 1.0
 """A watch that ends sooner, without an event, is followed by a pause."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
@@ -36,6 +38,8 @@ class ObjectWatch:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._closed = threading.Event()
+        self.refused = ""
+        """Why the API server does not allow the watch; empty: it does, as far as is known."""
 
     def start(self) -> None:
         """Starts the watch, if it has not started."""
@@ -50,7 +54,10 @@ class ObjectWatch:
         self._closed.set()
 
     def _run(self) -> None:
-        """Lists once, then continues the watch from its last event or bookmark; lists again only if that is too old."""
+        """Lists once, then continues the watch from its last event or bookmark; lists again only if that is too old.
+
+        While the watch is refused, it lists again and again instead, with pauses.
+        """
         pause_s, what = _PAUSE_S, f"{self._name}: the watch of {self._resource}"
         while not self._closed.is_set():
             began_s, began_at, interrupted = time.monotonic(), self._version, True
@@ -60,19 +67,21 @@ class ObjectWatch:
                     self._listed(found)
                     self._version = version
                 self._follow()
-                interrupted = False
+                self.refused, interrupted = "", False
             except ApiRefused as refused:
+                self._version = ""
                 if refused.status == 410:
                     _log.info("%s expired; listing again", what)
-                    self._version = ""
                 else:  # A server that has just started refuses all requests until it has read the roles.
+                    self.refused = str(refused)
                     _log.warning("%s is refused: %s", what, refused)
             except ProviderUnavailable as error:
                 _log.info("%s was interrupted: %s", what, error)
             except Exception:  # One event must not end the watch for ever.
                 self._version = ""
                 _log.exception("%s: an event", what)
-            if time.monotonic() > began_s + _LASTING_S or self._version not in ("", began_at):
+            lasted = time.monotonic() > began_s + _LASTING_S or self._version not in ("", began_at)
+            if lasted and not self.refused:
                 pause_s = _PAUSE_S
                 if not interrupted:
                     continue
@@ -81,7 +90,8 @@ class ObjectWatch:
 
     def _follow(self) -> None:
         """Follows one watch until the server ends it."""
-        for kind, found in self._api.watch(self._resource, self._version, self._labels, _WATCH_S):
+        for_s = _TRIED_S if self.refused else _WATCH_S
+        for kind, found in self._api.watch(self._resource, self._version, self._labels, for_s):
             if kind != "BOOKMARK":
                 self._changed(kind, found)
             self._version = found["metadata"]["resourceVersion"]

@@ -33,10 +33,17 @@ class PodEnds:
         """Ids of pods whose deletion began while they ran."""
         self._words: OrderedDict[str, tuple[float, str | None]] = OrderedDict()
         """When the events about a pod were read, and how they explain its deletion, by its uid."""
-        self._silent_until_s = 0.0
+        self._silent_until_s, self._silent_because = 0.0, ""
         self._lock = threading.Lock()
         self._watch = ObjectWatch(name, api, "pods", labels, self._relisted, self._changed)
         self.start, self.close = self._watch.start, self._watch.close
+
+    @property
+    def refused(self) -> str:
+        """What the API server does not allow: to watch pods, or to read events; empty: neither is known."""
+        if self._watch.refused:
+            return f"watching pods is refused: {self._watch.refused}"
+        return self._silent_because if time.monotonic() < self._silent_until_s else ""
 
     def recent(self) -> list[FoundMachine]:
         """Returns the machines whose pods are gone."""
@@ -73,6 +80,7 @@ class PodEnds:
             events, _ = self._api.objects("events", fields=f"involvedObject.kind=Pod,involvedObject.name={name}")
         except (ApiRefused, ProviderUnavailable) as error:
             _log.warning("%s: events of pod %s: %s", self._name, name, error)
+            self._silent_because = f"events cannot be read: {error}"
             self._silent_until_s = time.monotonic() + _SILENT_S
             return _DELETED
         words = explained(pod, events)

@@ -39,6 +39,11 @@ class KubernetesProvider:
         self._ends = PodEnds(name, self._api, self._selector)
         self._queues = Queues(name, self._api, settings.namespace)
 
+    @property
+    def impaired(self) -> str:
+        """See `Provider.impaired`: reasons of ends come from watches and events, which roles may forbid."""
+        return self._ends.refused
+
     def close(self) -> None:
         """Ends the watch of pods, and closes the connections."""
         self._ends.close()

@@ -40,7 +40,7 @@ class SlurmCommands:
         Raises:
             ProviderUnavailable: the controller does not answer.
         """
-        said = self._run("sinfo", "--noheader", "--Node", "--states=drain", "--format=%N|%E")
+        said = self._run("sinfo", "--noheader", "--Node", "--states=drain,fail", "--format=%N|%E")
         return {node: why for node, _, why in (line.partition("|") for line in said.splitlines())}
 
     def submit(self, options: Mapping[str, str], script: str) -> str:

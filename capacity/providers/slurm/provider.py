@@ -27,6 +27,7 @@ class SlurmProvider:
     lists_late_s = 30.0
     """After a crash, the controller shows a job that still runs again within this time."""
     queues = True
+    impaired = ""
 
     def __init__(self, name: str, settings: SlurmSettings, installation: str) -> None:
         self.name = name

@@ -53,7 +53,8 @@ class SlurmRestApi:
         """See `SlurmCommands.draining`."""
         key = "state" if self._settings.version >= _OBJECTS else "state_flags"
         try:
-            return {one["name"]: one["reason"] for one in self._list("nodes") if "DRAIN" in one[key]}
+            nodes = self._list("nodes")
+            return {one["name"]: one["reason"] for one in nodes if {"DRAIN", "FAIL"} & {*one[key]}}
         except (KeyError, TypeError) as error:
             raise ProviderUnavailable(f"{self._name}: slurmrestd: a node of another format: {error!r}") from None
 

@@ -20,6 +20,7 @@ class StaticProvider:
 
     lists_late_s = 0.0
     queues = False
+    impaired = ""
 
     def __init__(self, name: str) -> None:
         self.name = name

@@ -18,6 +18,7 @@ class TraceProvider:
 
     lists_late_s = 0.0
     queues = False
+    impaired = ""
 
     def __init__(self, name: str, settings: TraceProviderSettings, cloud: Cloud) -> None:
         self.name = name
