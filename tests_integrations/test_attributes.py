@@ -5,6 +5,8 @@ import os
 import subprocess
 import sys
 from collections import deque
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -29,6 +31,12 @@ class Meter:
         self.total, self.count = 0.0, 0
 
 
+class Phase(Enum):
+    """What a training does now."""
+
+    WARM, MAIN = 1, 2
+
+
 class Net(nn.Module):
     """A module with a state of many kinds outside its `state_dict`."""
 
@@ -44,7 +52,7 @@ class Net(nn.Module):
         self.array = np.zeros(3)
         self.register_buffer("cache", torch.zeros(2), persistent=False)
         self.weight_of_layer = self.layer.weight.detach()
-        self.where = Path("here")
+        self.where, self.phase = Path("here"), Phase.WARM
 
 
 def train(net: Net) -> None:
@@ -61,7 +69,7 @@ def train(net: Net) -> None:
     net.numbers.random(), torch.rand(1, generator=net.generator)
     net.array += 1.0
     net.cache.add_(2.0)
-    net.drop.p = 0.3
+    net.drop.p, net.phase = 0.3, Phase.MAIN
     net.drop.eval()
 
 
@@ -73,7 +81,7 @@ def seen(net: Net) -> list[Any]:
         net.history.maxlen, dict(net.sums), net.shadow["w"].tolist(), net.meter.total, net.meter.count,
         [tensor.tolist() for tensor in net.teacher[0].parameters()], net.numbers.bit_generator.state,
         net.generator.get_state().tolist(), net.array.tolist(), net.cache.tolist(), net.drop.p, net.drop.training,
-        net.training, net.layer.weight.tolist(),
+        net.training, net.layer.weight.tolist(), net.phase,
     ]  # fmt: skip
 
 
@@ -103,6 +111,23 @@ def test_all_that_has_changed_is_restored(tmp_path: Path) -> None:
         assert again.same[0] is again.layer
         assert again.weight_of_layer.data_ptr() == again.layer.weight.data_ptr()
         next_one.step(2)
+
+
+def test_an_object_that_was_replaced_is_not_filled(tmp_path: Path) -> None:
+    """The script may hold the object of the start elsewhere, as in a list of stages."""
+
+    @dataclass(frozen=True)
+    class Stage:
+        name: str
+        noise: float
+
+    for start in range(2):
+        stages, net = [Stage("warm", 0.1), Stage("main", 0.5)], nn.Linear(1, 1)
+        net.stage = stages[0]  # type: ignore[assignment]
+        checkpointer = begun(net, tmp_path)
+        assert net.stage == stages[start] and stages[0] == Stage("warm", 0.1)
+        net.stage = stages[1]  # type: ignore[assignment]
+        checkpointer.step(start + 1)
 
 
 def test_what_has_not_changed_is_not_saved(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_the_quick_layout_is_the_exact_one() -> None:
     found = 0
     for module in (Named(False), Named(True), nn.Linear(2, 2), nn.ParameterDict({"x/y": nn.Parameter(torch.ones(1))}),
                    nn.Sequential(nn.Linear(3, 3, bias=False), nn.Conv2d(1, 2, 3), nn.Embedding(4, 2))):  # fmt: skip
-        state = module_layout.module_state(module)
+        state = module_layout.ModuleState(module)()
         assert trees.flatten("p", state).text == trees.flatten("p", module.state_dict()).text
         assert list(state) == list(module.state_dict())
         quick = module_layout.quick_layout("p", module, state)
@@ -180,3 +180,39 @@ def test_the_quick_layout_is_the_exact_one() -> None:
     for module in (nn.Sequential(nn.Linear(2, 2), nn.Flatten()),):
         module[0].register_load_state_dict_pre_hook(lambda *_: None)
         assert module_layout.quick_layout("p", module, module.state_dict()) is None
+
+
+def test_the_state_of_a_module_that_has_changed_is_that_of_torch() -> None:
+    """Names are listed once, but each change of them is seen."""
+
+    def rename(module: Any) -> None:
+        module.inner["c"].weight2 = module.inner["c"]._parameters.pop("weight")
+
+    def hook(module: Any) -> None:
+        module.register_state_dict_post_hook(
+            lambda _, state, prefix, __: state.update({prefix + "more": torch.ones(1)})
+        )
+
+    changes = [
+        lambda module: None,
+        lambda module: setattr(module.inner["a-b"], "bias", None),
+        lambda module: setattr(module.inner["a-b"], "bias", nn.Parameter(torch.ones(3))),
+        lambda module: setattr(module, "low", nn.Parameter(torch.zeros(2))),
+        lambda module: module.inner.update({"d": nn.Linear(1, 1)}),
+        lambda module: module.inner.pop("a-b"),
+        lambda module: module.register_buffer("counts", torch.ones(1), persistent=False),
+        lambda module: setattr(module.inner["c"], "running_mean", None),
+        rename,
+        lambda module: nn.utils.parametrizations.weight_norm(module.inner["d"]),
+        hook,
+        lambda module: setattr(module, "state_dict", lambda: {"own": torch.ones(1)}),
+    ]
+    module = Named(True)
+    states = module_layout.ModuleState(module)
+    for change in changes:
+        change(module)
+        for _ in range(2):
+            state, expected = states(), module.state_dict()
+            assert list(state) == list(expected)
+            assert all(torch.equal(state[name], expected[name]) for name in state)
+            assert getattr(state, "_metadata", None) == getattr(expected, "_metadata", None)

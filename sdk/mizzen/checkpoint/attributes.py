@@ -14,6 +14,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
+from enum import Enum
 from functools import cache
 from operator import is_
 from types import FunctionType, ModuleType
@@ -33,6 +34,7 @@ ATTRIBUTES = "attributes"
 _ITEMS = 100
 """Lists and dicts with more items are not searched for objects."""
 _DEPTH = 4
+_NO_HOLDERS = (type, FunctionType, ModuleType, Enum)
 _TENSORS = ("_parameters", "_buffers")
 _DATA = (".dataset", ".collate_fn")
 """How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
@@ -129,16 +131,23 @@ class ChangedAttributes:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
         values: dict[str, dict[str, Any]] = {}
         generators: dict[str, dict[str, Any]] = {}
+        members: dict[str, dict[str, Any]] = {}
+        replaced: dict[str, list[str]] = {}
         large: list[str] = []
         named = self._named()
         others = {part: self._suspects(part, modules) for part, modules in named.items()}
         for one in self._holders(named, others):
             before = self._before.get(one.path, _Before({}, {}, True))
+            others_now = [name for name in one.inner if _is_other(vars(one.value)[name], before.values.get(name))]
+            replaced |= {one.path: others_now} if others_now else {}
             for name, value in self._attributes(one):
                 if is_atom(value):
                     old = before.values.get(name, before)
                     if type(old) is not type(value) or old != value:
                         values.setdefault(one.path, {})[name] = value
+                elif isinstance(value, Enum):
+                    if value is not before.values.get(name) and is_atom(value.value):
+                        members.setdefault(one.path, {})[name] = value.value
                 elif (mark := marked(value)) is not None and mark != before.marks.get(name):
                     if isinstance(mark, Large):
                         large += [] if one.part.endswith(_DATA) else [f"{one.path}.{name}"]
@@ -157,8 +166,10 @@ class ChangedAttributes:
         }
         kept = self._storable(values, large)
         self._tell(large)
-        found = {"values": kept, "generators": generators, "modes": modes, "apart": self._apart(kept)}
-        return found if any(found.values()) else {}
+        found = {"values": kept, "generators": generators, "members": members, "modes": modes}
+        if not any(found.values()):
+            return {}
+        return found | {"apart": self._apart(kept), "replaced": replaced}
 
     def restore(self, saved: Mapping[str, Any], *, data: bool = True) -> None:
         """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored.
@@ -169,6 +180,11 @@ class ChangedAttributes:
             return
         refill = Refill(ExitStack(), self._objects)
         named, places = self._named(), {part: self._device(part) for part in self._objects}
+        for one in list(self._holders(named, named)):
+            # A copy, because the script may hold the object of the start elsewhere, as in a list of stages.
+            for name in saved["replaced"].get(one.path, ()):
+                if _is_holder(old := vars(one.value).get(name)) and not is_module(old):
+                    vars(one.value)[name] = copy.copy(old)
         for one in list(self._holders(named, named)):
             if one.part.endswith(_DATA) and not data:
                 continue
@@ -181,6 +197,10 @@ class ChangedAttributes:
                     device = None if name in saved["apart"].get(one.path, ()) else places[one.part]
                     # A copy, because `saved` may be restored once more after the script has changed the value in place.
                     content[name] = refill.filled(old, moved(copy.deepcopy(new), old, device), name)
+            for name, new in saved["members"].get(one.path, {}).items():
+                if isinstance(old := content.get(name), Enum):
+                    with suppress(ValueError):  # The script may have another enumeration now.
+                        content[name] = type(old)(new)
             for name, state in saved["generators"].get(one.path, {}).items():
                 if (access := rng.generator(content.get(name))) is not None:
                     _set_state(f"{one.path}.{name}", access[1], state)
@@ -331,11 +351,16 @@ def _objects_in(value: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f"[{key!r}]", one) for key, one in items if type(one) not in ATOMS and _is_holder(one))
 
 
+def _is_other(value: Any, before: Any) -> bool:
+    """Return whether an object of the script has replaced another one of its class."""
+    return value is not before and type(value) is type(before) and _is_holder(value) and not is_module(value)
+
+
 def _is_holder(value: Any) -> bool:
     if is_module(value):
         return True
     kind = type(value)
-    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, type | FunctionType | ModuleType):
+    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, _NO_HOLDERS):
         return False
     return is_of_script(kind) and rng.generator(value) is None and not isinstance(value, list | dict | tuple | deque)
 

@@ -29,7 +29,8 @@ def equal_attributes(saved: Sequence[Mapping[str, Any]], where: str) -> dict[str
         warnings.warn(message, CheckpointWarning, stacklevel=8)
     if not equal:
         return {}
-    found: dict[str, Any] = {"values": {}, "generators": {}, "modes": {}, "apart": {}}
+    found: dict[str, Any] = {"values": {}, "generators": {}, "members": {}, "modes": {}, "apart": {}}
+    found["replaced"] = dict(saved[0].get("replaced", {}))
     for kind, path, name in equal:
         if kind == "modes":
             found[kind][path] = flat[0][kind, path, name]
@@ -41,7 +42,7 @@ def equal_attributes(saved: Sequence[Mapping[str, Any]], where: str) -> dict[str
 
 
 def _flat(saved: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str, str], Any]]:
-    for kind in ("values", "generators"):
+    for kind in ("values", "generators", "members"):
         for path, found in saved.get(kind, {}).items():
             yield from (((kind, path, name), one) for name, one in found.items())
     yield from ((("modes", path, ""), mode) for path, mode in saved.get("modes", {}).items())

@@ -7,13 +7,14 @@ are copied in batches. The resulting file is identical to the one of `parts.enco
 
 import contextlib
 import gc
-from collections import Counter, deque
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
 from mizzen.checkpoint import parts, tensorfile, trees
 from mizzen.checkpoint.gpu_copies import DEFAULT_PINNED_BYTES, GpuCopies
+from mizzen.checkpoint.marks import ATOMS
 from mizzen.checkpoint.tensors import SMALL_BYTES, Stored, live_memory, loaded
 from mizzen.objects.store import Chunk
 from mizzen.objects.workers import Workers
@@ -155,6 +156,7 @@ class _Layout:
         self._strided = sorted({*self._others, *shared})
         """Tensors whose strides are compared, too: the others, and tensors at the same address as another one."""
         self._strides = [flat.leaves[leaf][1].stride() for leaf in self._strided]
+        self._known: dict[str, tuple[list[Any], Any]] = {}
         self._scalars = ""
         self._head = b""
         """The file's header for the current `_scalars`."""
@@ -162,7 +164,7 @@ class _Layout:
 
     def encode(self, part: str, value: Any) -> list[Chunk] | None:
         """Return the file content of the part as chunks; None if its layout has changed."""
-        walk = _Walk(part, self._kinds, self._names)
+        walk = _Walk(part, self._kinds, self._names, self._known)
         try:
             tree = walk.written(value, ())
         except (_Changed, RecursionError):
@@ -304,6 +306,14 @@ def _form(tensors: Sequence[Any]) -> _Form:
     )
 
 
+_VERSIONS = ("_metadata",)
+"""Path of the versions in the state of a module."""
+
+
+def _has_only_atoms(versions: Mapping[Any, Any]) -> bool:
+    return all(type(one) is dict and ATOMS.issuperset(map(type, one.values())) for one in versions.values())
+
+
 class _Changed(Exception):
     """The tree differs from the one of the previous save."""
 
@@ -311,15 +321,20 @@ class _Changed(Exception):
 class _Walk(trees.Flattening):
     """A traversal that only collects the tensors; each gets the name that the previous save gave at its position."""
 
-    def __init__(self, part: str, kinds: frozenset[type], names: Sequence[Any]) -> None:
+    def __init__(
+        self, part: str, kinds: frozenset[type], names: Sequence[Any], known: dict[str, tuple[list[Any], Any]]
+    ) -> None:
+        """`known`: the versions of a module's state, by their text; a walk adds them."""
         super().__init__(part)
-        self._kinds, self._names = kinds, names
+        self._kinds, self._names, self._known = kinds, names, known
         self.values: list[Any] = []
         self.scalars: list[Any] = []
         """The JSON forms of all values that are neither tensors nor containers."""
 
     def written(self, value: Any, path: tuple[str, ...]) -> Any:
         """Return the JSON form of a value; collect tensors instead of encoding them."""
+        if path == _VERSIONS and type(value) is OrderedDict and _has_only_atoms(value):
+            return self._versions(value, path)
         if type(value) not in self._kinds:
             written = super().written(value, path)
             if not isinstance(value, Mapping | list | tuple):
@@ -329,6 +344,20 @@ class _Walk(trees.Flattening):
             raise _Changed
         self.values.append(value)
         return self._names[len(self.values) - 1]
+
+    def _versions(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> Any:
+        """See `written`. There is one version for each module, and they seldom change."""
+        text = repr(value)
+        if text not in self._known:
+            low = len(self.containers)
+            written = super().written(value, path)
+            self._known.clear()
+            self._known[text] = self.containers[low:], written
+            del self.containers[low:]
+        containers, written = self._known[text]
+        self.containers += containers
+        self.scalars.append(text)
+        return written
 
     def _mapping(self, value: Mapping[Any, Any], path: tuple[str, ...]) -> dict[str, Any]:
         """See `trees.Flattening`. A dict of tensors only, such as a module's state, is collected in one step."""

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping
 from contextlib import ExitStack
-from functools import partial
 from typing import Any
 
 from mizzen.checkpoint import parts, rng
@@ -11,7 +10,7 @@ from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch, TrainingWatch
 from mizzen.checkpoint.manifest import check_part_name
-from mizzen.checkpoint.module_layout import ModuleLayout, module_layout, module_state, quick_layout
+from mizzen.checkpoint.module_layout import ModuleLayout, ModuleState, module_layout, quick_layout
 from mizzen.checkpoint.optimizers import AddedGroups
 from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.tensors import loaded
@@ -298,7 +297,7 @@ def _access(value: Any) -> rng.Access | None:
     if callable(save) and callable(load):
         torch = loaded("torch")
         is_module = torch is not None and isinstance(inner, torch.nn.Module)
-        return (partial(module_state, inner) if is_module else save), load
+        return (ModuleState(inner) if is_module else save), load
     match value:
         case (save, load) if callable(save) and callable(load):
             return save, load
