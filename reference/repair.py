@@ -74,7 +74,7 @@ def shrink(
     def free_plan(request: PlacementRequest) -> Plan | None:
         return bid(RegionSnapshot(region, 0.0, tuple(fleet), ()), replace(request, rank=LOWEST_RANK)).plan
 
-    kept = {}
+    kept: dict[str, int] = {}
     for machine, tasks in placement.machines:
         for one in fleet:
             while one.id == machine and kept.get(machine, 0) < tasks and _holds(one, job, kept.get(machine, 0) + 1):

@@ -14,7 +14,7 @@ from math import inf
 from pathlib import Path
 from statistics import mean, stdev
 
-from research.experiments.cases import HOUR_S, SEEDS, SOURCES, THIN, VARIANTS, ExperimentCase, cases
+from research.experiments.cases import HOUR_S, OURS, RIVALS, SEEDS, SOURCES, THIN, VARIANTS, ExperimentCase, cases
 from research.experiments.persons import FIGURES, outcome_of
 from research.experiments.replay import fitting, scene_of
 from research.experiments.store import GAMING, OutcomeStore
@@ -29,14 +29,14 @@ GAIN_AT_MOST = 5.0
 ALL = {"honest": HONEST, **STRATEGIES}
 
 
-def run_case(case: ExperimentCase, store: OutcomeStore, names: Sequence[str]) -> str:
+def run_case(case: ExperimentCase, store: OutcomeStore, names: Sequence[str], policy: str) -> str:
     """Runs honest use and the strategies of a cell that have no outcome yet; returns what was done."""
     missing = [name for name in ("honest", *names) if not store.path(case, GAMING + name).exists()]
     if missing:
         facts, scene = scene_of(store.scene(case), params=PARAMS)
         scene = fitting(scene)
         for name in missing:
-            store.write(case, GAMING + name, outcome_of(facts, scene, ALL[name]))
+            store.write(case, GAMING + name, outcome_of(facts, scene, ALL[name], policy))
     return f"{case.name}: {len(missing)} runs"
 
 
@@ -47,7 +47,7 @@ def gains(cells: Sequence[ExperimentCase], store: OutcomeStore, name: str, figur
         people, honest = store.read(case, GAMING + name), store.read(case, GAMING + "honest")
         if people is None or honest is None:
             continue
-        for who in honest.keys() - {"cpu_s"}:
+        for who in honest.keys() - {"cpu_s", "others_wait_h"}:
             sums[case.seed][0] += people[who][figure]
             sums[case.seed][1] += honest[who][figure]
     sign = 1 if figure == "worked_gpu_h" else -1
@@ -80,15 +80,18 @@ def main() -> None:
     parser.add_argument("--loads", type=float, nargs="+", default=[1.2])
     parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--strategies", nargs="+", default=list(STRATEGIES), choices=list(STRATEGIES))
+    parser.add_argument("--policy", default=OURS, choices=(OURS, *RIVALS), help="the scheduler; default: mizzen's")
     parser.add_argument("--jobs", type=int, default=2, help="number of cells that run concurrently")
     args = parser.parse_args()
     traces = [name for name in args.traces if args.data is not None or not SOURCES[name].file]
-    out = args.out.resolve() / "gaming"
+    out = args.out.resolve() / ("gaming" if args.policy == OURS else f"gaming-{args.policy}")
     out.mkdir(parents=True, exist_ok=True)
     store = OutcomeStore(None if args.data is None else args.data.resolve(), out, SIZES)
     chosen = list(cases(traces, args.loads, args.seeds, args.variants))
     with ProcessPoolExecutor(args.jobs) as pool:
-        for line in pool.map(run_case, chosen, [store] * len(chosen), [args.strategies] * len(chosen)):
+        for line in pool.map(
+            run_case, chosen, [store] * len(chosen), [args.strategies] * len(chosen), [args.policy] * len(chosen)
+        ):
             print(line, flush=True)
     for trace in traces:
         for variant in args.variants:

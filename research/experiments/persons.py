@@ -28,7 +28,7 @@ class PersonActions:
     pieces: Sequence[RewrittenPiece]
     simulator: Simulator | None = None
     awarded_s: dict[str, float] = field(default_factory=dict)
-    """By workload, its first award."""
+    """By workload, its first award; of other people's workloads, too."""
     finished_s: dict[str, float] = field(default_factory=dict)
     runs: dict[str, list[list[float]]] = field(default_factory=lambda: defaultdict(list))
     """By workload, the beginning and end of each time in which it worked."""
@@ -43,6 +43,8 @@ class PersonActions:
         """Processes one event of the run."""
         id_, at_s, simulator = event.workload, event.at_s, self.simulator
         if id_ not in self._piece_of:
+            if event.what == "awarded":
+                self.awarded_s.setdefault(id_, at_s)
             return
         assert simulator is not None
         if event.what == "submitted" and self.strategy.resubmit_after_s < inf:
@@ -94,7 +96,7 @@ class PersonActions:
         return {"wait_h": max(waits) / 3600, "delay_h": max(delays) / 3600, "worked_gpu_h": gpu_s / 3600}
 
 
-def play(scene: Scenario, strategy: GamingStrategy, who: set[tuple[str, str]]) -> PersonActions:
+def play(scene: Scenario, strategy: GamingStrategy, who: set[tuple[str, str]], policy: str = OURS) -> PersonActions:
     """Runs a scenario in which some persons follow a strategy with everything that they submit in it."""
     best: dict[str, int] = {}
     for w in scene.workloads:
@@ -103,19 +105,24 @@ def play(scene: Scenario, strategy: GamingStrategy, who: set[tuple[str, str]]) -
     pieces = [rewritten(w, strategy, best[w.tenant]) for w in mine.values()]
     work = [w for w in scene.workloads if w.id not in mine] + [w for piece in pieces for w in piece.workloads]
     actions = PersonActions(strategy, pieces)
-    run = Run(replace(scene, workloads=work), policy_of(OURS), follow=actions)
+    run = Run(replace(scene, workloads=work), policy_of(policy), follow=actions)
     actions.simulator = run.simulator
     run.go()
     return actions
 
 
-def outcome_of(facts: dict[str, Any], scene: Scenario, strategy: GamingStrategy) -> dict[str, Any]:
-    """Plays a strategy on a cell, and returns the sums of each person's figures over the measured span."""
+def outcome_of(facts: dict[str, Any], scene: Scenario, strategy: GamingStrategy, policy: str) -> dict[str, Any]:
+    """Plays a strategy on a cell, and returns the sums of each person's figures over the measured span.
+
+    `others_wait_h` is the sum of all other people's waits until the first award, in hours.
+    """
     from_s, to_s, end_s = (facts[name] - facts["from_s"] for name in ("measure_from_s", "measure_to_s", "until_s"))
     began_s = time.process_time()
     who = persons(scene.workloads, from_s, to_s, TENANTS)
-    actions = play(scene, strategy, who)
-    out: dict[str, Any] = {"cpu_s": time.process_time() - began_s}
+    actions = play(scene, strategy, who, policy)
+    others = [w for w in scene.workloads if (w.tenant, w.user) not in who and from_s <= w.submit_s < to_s]
+    waits_s = (min(end_s, actions.awarded_s.get(w.id, end_s)) - w.submit_s for w in others)
+    out: dict[str, Any] = {"cpu_s": time.process_time() - began_s, "others_wait_h": sum(waits_s) / 3600}
     for tenant, user in sorted(who):
         own = [p for p in actions.pieces if (p.origin.tenant, p.origin.user) == (tenant, user)]
         found = [actions.figures(piece, end_s) for piece in own if from_s <= piece.origin.submit_s < to_s]

@@ -160,12 +160,11 @@ def test_shrink_as_the_reference(
         m for m in snapshot.machines if (m.cluster, m.pool, m.gpu_type) == (first.cluster, first.pool, first.gpu_type)
     ]
     gpus = 0 if first.gpu_type is None else chance.choice((0, 1, 2))
-    types = () if not gpus else (str(first.gpu_type),)
+    types: tuple[str, ...] = (str(first.gpu_type),) if gpus else ()
     job = JobRequest("job", least, gpus, types, chance.choice((500, 4000)), 0, most_tasks=least + chance.randint(0, 9))
     tasks = chance.choices([*(m.id for m in alike), "gone"], k=chance.randint(1, job.most_tasks or 1))
-    before = JobPlacement(
-        "job", first.cluster, types[0] if gpus else None, tuple((m, tasks.count(m)) for m in sorted(set(tasks)))
-    )
+    where = tuple((m, tasks.count(m)) for m in sorted(set(tasks)))
+    before = JobPlacement("job", first.cluster, types[0] if gpus else None, where)
     gang = DamagedGang(PlacementRequest("w", chance.choice((3, 12)), (job,)), (before,))
     found = shrink("here", snapshot.machines, gang, ahead)
     assert found == reference.repair.shrink("here", snapshot.machines, gang, ahead)
