@@ -145,3 +145,33 @@ def test_attributes_of_callbacks_and_the_trainer_of_transformers(
         found.append((own._steps, own.best, trainer._calls, optimizer._taken, waited))
     # A validation has two batches, and the loss never becomes better than the first one.
     assert found == [(3, [1, 2, 3], 3 + 3 * 2, 3, 2), (5, [1, 2, 3, 4, 5], 5 + 5 * 2, 5, 4)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_a_training_that_a_callback_has_stopped_stays_so(
+    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is killed at its very end. The next process neither trains nor evaluates more."""
+    monkeypatch.chdir(tmp_path)
+    found = []
+    for _ in range(2):
+        config = BertConfig(
+            vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
+        )  # fmt: skip
+        resilient = HuggingFaceCallback(Checkpointer(tmp_path / "root", interval_s=0))
+        own, stopping = Patience(), EarlyStoppingCallback(early_stopping_patience=1)
+        args = TrainingArguments(
+            "out", num_train_epochs=4, per_device_train_batch_size=4, report_to="none", use_cpu=True, disable_tqdm=True,
+            save_strategy="no", eval_strategy=strategy, eval_steps=2, metric_for_best_model="loss", learning_rate=0.0,
+        )  # fmt: skip
+        rows = [{"input_ids": torch.ones(4, dtype=torch.long), "labels": n % 2} for n in range(12)]
+        trainer = Trainer(
+            BertForSequenceClassification(config), args, train_dataset=rows, eval_dataset=rows,
+            callbacks=[own, stopping, resilient],
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=resilient.latest())
+        evaluated = sum("eval_loss" in entry for entry in trainer.state.log_history)
+        found.append((trainer.state.global_step, own._steps, stopping.early_stopping_patience_counter, evaluated))
+    steps = 6 if strategy == "epoch" else 4
+    assert found == [(steps, steps, 1, 2)] * 2

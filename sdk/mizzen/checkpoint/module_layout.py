@@ -93,11 +93,11 @@ class ModuleState:
         if self._known is None or (state := self._known.state(module)) is None:
             torch = loaded("torch")
             plain, self._known = torch.nn.Module, None
-            if _own_tensors(module, torch) is None:
-                return module.state_dict()
-            kinds = {type(inner) for inner in module.modules()}
-            if any(
-                (kind.state_dict, kind.get_extra_state) != (plain.state_dict, plain.get_extra_state) for kind in kinds
+            own, modules = (plain.state_dict, plain.get_extra_state), list(module.modules())
+            if (
+                _own_tensors(module, torch) is None
+                or any((kind.state_dict, kind.get_extra_state) != own for kind in set(map(type, modules)))
+                or not all(isinstance(inner._parameters, dict) for inner in modules)  # Not those of TorchScript.
             ):
                 return module.state_dict()
             self._known = _Names(module)

@@ -272,7 +272,7 @@ class _Restoring:
             case "$state_dict":
                 entries, metadata = content
                 state: OrderedDict[Any, Any] = OrderedDict(self.read(entries))
-                state._metadata = self.read(metadata)  # type: ignore[attr-defined]
+                state._metadata = OrderedDict(self.read(metadata))  # type: ignore[attr-defined]
                 return state
             case "$float":
                 return float(content)

@@ -142,7 +142,7 @@ class Fetches:
 
     def _next(self, iterator: _BaseDataLoaderIter, plain: Callable[[Any], Any]) -> Any:
         number, worked = self._number, iterator._num_workers > 0
-        if self._nothing and number >= self._used > 0:
+        if self._nothing and number >= self._used:
             raise StopIteration
         self._own = [] if worked else owned(iterator._dataset, iterator._collate_fn)
         try:

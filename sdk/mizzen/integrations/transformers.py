@@ -33,6 +33,7 @@ PRIVATE = ".mizzen"
 """The private folder below the output folder. The Trainer's rotation of checkpoints ignores it."""
 
 _BEST = "best_model"
+_STOPS = "stops"
 _FETCHES = "mizzen_fetches_{rank}.safetensors"
 _NEEDED = {
     "a model": ("*model*.safetensors", "*model*.bin", "pytorch_model_fsdp*", "global_step*"),
@@ -93,6 +94,8 @@ class ResilientCallback(TrainerCallback):
         self._attributes = ChangedAttributes()
         self._attributes_within: dict[str, Any] = {}
         """Attributes from a checkpoint that was saved within an epoch, if the training resumes in this epoch."""
+        self._stops = False
+        """Whether a callback had stopped the training at the checkpoint."""
         self._settled = -1
         """The last step for which the action was decided."""
 
@@ -161,7 +164,8 @@ class ResilientCallback(TrainerCallback):
         if self._loaded is not None and state.global_step:
             saved = self._loaded.state.get(ATTRIBUTES, {})
             self._attributes.restore(saved)
-            self._attributes_within = {} if float(state.epoch or 0).is_integer() else saved
+            self._stops = bool(self._loaded.state.get(_STOPS))
+            self._attributes_within = {} if self._is_between(state) and not self._stops else saved
         private = Path(args.output_dir) / PRIVATE
         if state.is_world_process_zero:
             shutil.rmtree(private, ignore_errors=True)
@@ -184,11 +188,12 @@ class ResilientCallback(TrainerCallback):
         """Track the iterator that the Trainer creates next. What other callbacks have set again is put back."""
         del args, control
         self._attributes.restore(self._attributes_within)
-        self._attributes_within = {}
+        if not self._stops:
+            self._attributes_within = {}
         if self._fetches is not None:
             loader = kwargs.get("train_dataloader")
             # The Trainer would train one more step if it resumed after the last one.
-            complete = state.global_step >= state.max_steps
+            complete = self._stops or state.global_step >= state.max_steps
             self._fetches.begin(getattr(loader, "collate_fn", None), nothing=complete)
 
     def on_step_end(
@@ -216,6 +221,13 @@ class ResilientCallback(TrainerCallback):
         self._put_back(args)
         if self._fetches is not None:
             self._fetches.end()
+        if self._stops:
+            control.should_training_stop = True
+            if self._is_between(state):
+                # The Trainer has begun another epoch, without a batch. What it does at its end was done before.
+                self._attributes.restore(self._attributes_within)
+                control.should_evaluate = control.should_log = control.should_save = False
+            return control
         if state.global_step >= state.max_steps:
             control.should_training_stop = True
         self._commit(args, state, control)
@@ -241,7 +253,7 @@ class ResilientCallback(TrainerCallback):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Store the checkpoint that the Trainer has just written, if this callback requested it."""
-        del control, kwargs
+        del kwargs
         save = self._save
         if save is None:
             return
@@ -258,7 +270,8 @@ class ResilientCallback(TrainerCallback):
         if state.is_world_process_zero:
             if not save.own:
                 change_state(folder, best_model_checkpoint=save.best_before)
-            extra = {ATTRIBUTES: self._attributes.changed()}
+            stops = control.should_training_stop and state.global_step < state.max_steps
+            extra = {ATTRIBUTES: self._attributes.changed(), _STOPS: stops}
             self.files.save(state.global_step, folder, extra, _beside(args, state, folder))
         self.files.meet()
         if not save.own:
@@ -286,6 +299,10 @@ class ResilientCallback(TrainerCallback):
             self._fetches.remove()
         if state.is_world_process_zero:
             shutil.rmtree(Path(args.output_dir) / PRIVATE, ignore_errors=True)
+
+    def _is_between(self, state: TrainerState) -> bool:
+        """Return whether the training is between two epochs."""
+        return float(state.epoch or 0).is_integer()
 
     def _commit(self, args: TrainingArguments, state: TrainerState, control: TrainerControl) -> None:
         if self._settled == state.global_step:
