@@ -94,9 +94,10 @@ class ModuleState:
             torch = loaded("torch")
             plain, self._known = torch.nn.Module, None
             own, modules = (plain.state_dict, plain.get_extra_state), list(module.modules())
+            kinds: set[Any] = {type(inner) for inner in modules}
             if (
                 _own_tensors(module, torch) is None
-                or any((kind.state_dict, kind.get_extra_state) != own for kind in set(map(type, modules)))
+                or any((kind.state_dict, kind.get_extra_state) != own for kind in kinds)
                 or not all(isinstance(inner._parameters, dict) for inner in modules)  # Not those of TorchScript.
             ):
                 return module.state_dict()
