@@ -105,7 +105,7 @@ class FieldError:
     def to_json(self) -> dict[str, Any]:
         """Returns the error as an entry of `errors` in a problem document."""
         body: dict[str, Any] = {"path": self.path, "message": self.message}
-        if self.value is not None and not isinstance(self.value, dict):  # The path names a mapping better than its text.
+        if self.value is not None and not isinstance(self.value, dict):  # The path says more than a mapping's text.
             body["value"] = shown(self.value)
         if self.suggestion is not None:
             body["suggestion"] = self.suggestion

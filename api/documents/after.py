@@ -78,7 +78,8 @@ def _not_before(at: At) -> Any:
         as_delay = At(at.path, at.value)
         delay_s = _DELAY.read(as_delay)
         if delay_s is None:
-            return at.wrong(f"{as_delay.problems[0].message}, or a time before the year 3000 with its zone, such as {_EXAMPLE}")
+            time = f"or a time before the year 3000 with its zone, such as {_EXAMPLE}"
+            return at.wrong(f"{as_delay.problems[0].message}, {time}")
         return {"delay_s": delay_s}
     try:
         return {"not_before": datetime.fromisoformat(at.value).astimezone(UTC)}
