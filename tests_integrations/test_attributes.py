@@ -191,6 +191,29 @@ def test_a_change_that_torch_does_not_count_is_seen(size: int) -> None:
     assert list(attributes.changed()["values"]["net"]) == ["other"]
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.quantize_per_tensor(torch.zeros(9), 0.1, 0, torch.qint8),
+        torch.eye(3).to_sparse(),
+        torch.zeros(3, device="meta"),
+        torch.zeros(1).expand(10**11),
+        torch.zeros(1000, 1000).T,
+        torch.zeros(3, dtype=torch.complex64).conj(),
+        torch.zeros(0),
+    ],
+    ids=["quantised", "sparse", "meta", "expanded", "transposed", "conjugate", "empty"],
+)
+def test_any_tensor_is_compared(tensor: torch.Tensor) -> None:
+    """A tensor whose bytes cannot be viewed is left out; one that is expanded is not copied."""
+    net = nn.Linear(1, 1)
+    net.odd, net.steps = tensor, 0  # type: ignore[assignment]
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    net.steps = 1  # type: ignore[assignment]
+    assert attributes.changed()["values"] == {"net": {"steps": 1}}
+
+
 class Lookahead(torch.optim.SGD):
     """Has private attributes of its own, beside those of torch."""
 

@@ -58,6 +58,8 @@ def _mark(value: Any) -> Any:
         return type(value), value
     torch, numpy = loaded("torch"), loaded("numpy")
     if torch is not None and isinstance(value, torch.Tensor):
+        if value.is_quantized:
+            raise TypeError  # Its bytes cannot be viewed: the process would end.
         # The version does not count changes of `tensor.data`.
         return _Same(value), 0 if value.is_inference() else value._version, *_sums(torch, value)
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
@@ -86,7 +88,10 @@ def _mark(value: Any) -> Any:
 
 def _sums(torch: Any, tensor: Any) -> list[int]:
     """Return sums of the bits of a tensor, which differ after most changes."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+    tensor = tensor.detach()
+    if tensor.nbytes > 8 * _WORDS and not tensor.is_contiguous():  # A copy of an expanded tensor may be very large.
+        tensor = tensor.take(torch.arange(0, tensor.numel(), tensor.numel() // _SAMPLES, device=tensor.device))
+    flat = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
     flat = flat.clone() if flat.storage_offset() % 8 else flat
     whole = len(flat) // 8 * 8
     words = flat[:whole].view(torch.int64)
