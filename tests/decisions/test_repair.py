@@ -94,13 +94,15 @@ def test_as_the_reference(snapshot: RegionSnapshot, request: PlacementRequest, s
         where = tuple((one, many.count(one)) for one in sorted(set(many)))
         gpu_type = chance.choice(job.gpu_types) if job.gpus_per_task else None
         placements.append(JobPlacement(job.name, first.cluster, gpu_type, where))
+    tasks_of = [dict(placement.machines) for placement in placements]
+    machines = [_larger(one, request.jobs, [tasks.get(one.id, 0) for tasks in tasks_of]) for one in snapshot.machines]
     gang = DamagedGang(request, tuple(placements))
-    found = repair("here", snapshot.machines, gang)
-    assert found == reference.repair.repair("here", snapshot.machines, gang)
+    found = repair("here", machines, gang)
+    assert found == reference.repair.repair("here", machines, gang)
     if found is None:
         return
     assert not found.victims
-    free = {m.id: [m.free_gpus, m.free_cpus_milli, m.free_memory_bytes] for m in snapshot.machines}
+    free = {m.id: [m.free_gpus, m.free_cpus_milli, m.free_memory_bytes] for m in machines}
     for job, before, after in zip(request.jobs, placements, found.jobs, strict=True):
         assert after.tasks == before.tasks
         new = dict(after.machines)
@@ -112,6 +114,17 @@ def test_as_the_reference(snapshot: RegionSnapshot, request: PlacementRequest, s
             amounts = job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
             free[one] = [left - tasks * amount for left, amount in zip(free[one], amounts, strict=True)]
             assert min(free[one]) >= 0 or not tasks
+
+
+def _larger(machine: MachineState, jobs: Sequence[JobRequest], tasks: Sequence[int]) -> MachineState:
+    """Returns a machine that has the resources of tasks beside its free ones."""
+    sizes = list(zip(jobs, tasks, strict=True))
+    return replace(
+        machine,
+        gpus=machine.gpus + sum(number * job.gpus_per_task for job, number in sizes),
+        cpus_milli=machine.cpus_milli + sum(number * job.cpus_milli_per_task for job, number in sizes),
+        memory_bytes=machine.memory_bytes + sum(number * job.memory_bytes_per_task for job, number in sizes),
+    )
 
 
 def shrunk(
