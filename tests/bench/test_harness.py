@@ -208,7 +208,6 @@ def test_an_unknown_suite_names_those_there_are(checkout: Path) -> None:
     assert "'gsm'" in done.stderr and all(name in done.stderr for name in command.SUITES)
 
 
-@pytest.mark.rotating
 def test_one_suite_from_end_to_end(checkout: Path, tmp_path: Path) -> None:
     """Standard output has only JSON lines, the file has the same lines, and the exit code agrees with them."""
     path = tmp_path / "figures.jsonl"

@@ -101,7 +101,6 @@ def test_each_days_work_is_that_of_the_jobs() -> None:
         assert slots == supply
 
 
-@pytest.mark.rotating
 def test_the_scheduler_finds_what_replicas_are_for() -> None:
     """On an instance like MAST's, replicas let all jobs run, in regions with their data and hardware.
 

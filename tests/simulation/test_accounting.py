@@ -160,7 +160,6 @@ def test_hours_add_up_to_the_run() -> None:
         assert getattr(run.meter.total, name) == pytest.approx(sum(getattr(hour, name) for hour in run.meter.hours))
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("policy", sorted(ALL_POLICIES))
 def test_nothing_is_held_twice_and_nobody_is_lost(policy: str) -> None:
     """At each event, free and held resources add up on every machine, and every workload is in one phase."""

@@ -136,7 +136,6 @@ def test_scale_and_slices(files: Path) -> None:
     assert sliced["run"]["measured_to_s"] == 5400
 
 
-@pytest.mark.rotating
 def test_the_report_needs_nothing_else(report: tuple[Any, str]) -> None:
     """The report is one file without external resources, with a chart for every figure and a legend of all policies."""
     _, page = report
@@ -173,7 +172,6 @@ def test_eight_runs_have_eight_colours(files: Path) -> None:
     assert len({colour for colour, _ in keys}) == len({name for _, name in keys}) == 8
 
 
-@pytest.mark.rotating
 def test_the_report_says_waits_as_people_do_and_their_rule(files: Path) -> None:
     """The report gives waits in hours and minutes, and shows the run's objectives next to the misses."""
     found = outcome("--param", "objective_s.2=5400", "--report", "out.html")
@@ -276,7 +274,6 @@ def test_wrong_input_is_2_and_named(files: Path, capsys: Capture, arguments: lis
     assert out == "" and says in err
 
 
-@pytest.mark.rotating
 def test_a_fleet_with_pools(files: Path, capsys: Capture) -> None:
     """With pools, the run reports machine costs and counts, and policies that do not support pools are rejected."""
     pools = """
@@ -316,7 +313,6 @@ def _long_trace(folder: Path) -> None:
     (folder / "trace.csv").write_text("\n".join([HEADER, *rows]) + "\n")
 
 
-@pytest.mark.rotating
 def test_an_interrupted_run_says_how_far_it_came(files: Path) -> None:
     """After Ctrl-C the exit code is 130, stderr has the simulated time, and the partial outcome is marked as such."""
     _long_trace(files)
@@ -337,7 +333,6 @@ def test_an_interrupted_run_says_how_far_it_came(files: Path) -> None:
     assert found["run"]["workloads_in_all"] == 20_000
 
 
-@pytest.mark.rotating
 def test_a_terminal_gets_a_progress_bar(files: Path) -> None:
     """On a terminal, stderr has one progress bar per policy, which is redrawn."""
     ours, theirs = pty.openpty()

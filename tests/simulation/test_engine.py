@@ -29,7 +29,6 @@ def _cases() -> list[Any]:
     ]
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize(("policy", "seed"), _cases())
 def test_both_engines_do_the_same(policy: str, seed: int) -> None:
     """Every event of a run, with its time, place and machines, is the same in both engines."""
@@ -42,7 +41,6 @@ def test_both_engines_do_the_same(policy: str, seed: int) -> None:
     assert fast.simulator.progress.finished > 20
 
 
-@pytest.mark.rotating
 def test_random_scenarios_evict_and_refuse() -> None:
     """The random scenarios include evictions, over-quota workloads and waiting workloads."""
     outcomes = [happenings(random_scenario(seed, QUICK))[0] for seed in SEEDS]
@@ -53,7 +51,6 @@ def test_random_scenarios_evict_and_refuse() -> None:
     )
 
 
-@pytest.mark.rotating
 def test_a_synthetic_scenario_is_for_both_engines() -> None:
     """A synthetic scenario depends only on its seed, and gives the same events in both engines."""
     scene = synthetic(60, machines=6, load=4.0)

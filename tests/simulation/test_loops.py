@@ -95,7 +95,6 @@ def _loops(seen: list[Happened]) -> list[tuple[float, str, str]]:
     return out
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("block", [0, *(pytest.param(k, marks=pytest.mark.long) for k in range(1, 500))])
 def test_no_preemption_loops(block: int) -> None:
     """In random rounds, no chain of evictions returns to its first evictor without one of these between: a submission,

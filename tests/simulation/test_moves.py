@@ -4,8 +4,6 @@ import random
 from dataclasses import replace
 from math import inf
 
-import pytest
-
 from simulation.policies import POLICIES
 from simulation.run import Run, Scenario
 from simulation.transitions import Happened
@@ -80,7 +78,6 @@ def _random_pieces(seed: int) -> Scenario:
     return scenario(fleet, work, [*POOR, tenant("rich", a100=16)], seed=seed)
 
 
-@pytest.mark.rotating
 def test_random_histories_keep_the_limit_and_lose_nothing() -> None:
     """On random scenarios, no machine is overbooked, all work finishes, and no hour has more moves than allowed."""
     moved = 0

@@ -245,7 +245,6 @@ def test_an_evicted_gang_has_waited_since_its_submission(monkeypatch: pytest.Mon
     assert max(waited) > 600 and waited == {now_s: now_s - 100 for now_s in waited}
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("plain", [False, True])
 def test_a_persons_flood_does_not_delay_a_colleague(plain: bool) -> None:
     """Of 40 one-hour workloads of one person, and a later short one of another, the short one starts after the first.

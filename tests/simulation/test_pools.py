@@ -176,7 +176,6 @@ def random_pools(seed: int) -> Scenario:
     )
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize(
     ("policy", "seed"),
     [
@@ -196,7 +195,6 @@ def test_both_engines_do_the_same_with_pools(policy: str, seed: int) -> None:
     assert fast.simulator.progress.finished > 20
 
 
-@pytest.mark.rotating
 def test_random_pools_take_refuse_and_end() -> None:
     """The random scenarios include launches, refusals, interruptions and terminations, and interrupted gangs."""
     runs = [happenings(random_pools(seed))[0] for seed in SEEDS]
@@ -206,7 +204,6 @@ def test_random_pools_take_refuse_and_end() -> None:
     assert all(sum(run.meter.slots) <= sum(run.meter.supply.values()) + 4 * 8 + 3 * 8 for run in runs)
 
 
-@pytest.mark.rotating
 def test_gangs_grow_while_machines_end() -> None:
     """Elastic gangs grow on machines that come and go: all work is done, and no slot is held twice or lost."""
     growths = 0

@@ -43,7 +43,6 @@ def test_off_returns_to_the_queue() -> None:
     assert when(seen, "repaired") == {} and when(seen, "left")["gang"] == 1060
 
 
-@pytest.mark.rotating
 def test_random_histories_lose_no_work() -> None:
     """On random scenarios in which machines are lost, no machine is overbooked, and all that can finish does."""
     repaired = 0

@@ -23,7 +23,6 @@ ROUNDS = int(os.environ.get("MIZZEN_RESERVE_ROUNDS", "2"))
 ENDS_S = 27_000.0
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("known", [pytest.param(True, marks=pytest.mark.long), False])
 def test_a_gang_starts_once_what_ran_when_it_reserved_has_ended(known: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """A gang starts within `reserve_after_s`, plus the longest remaining runtime at that time, plus one scan.

@@ -23,7 +23,6 @@ BOUND_S = LIVE.min_runtime_s + LIVE.eviction_s + LIVE.tick_spacing_s
 TENANTS = [tenant("hi", a100=1000), tenant("middle", level=5, a100=1000), tenant("lo", level=7)]
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("seed", range(ROUNDS))
 def test_short_work_over_quota_does_not_keep_an_urgent_gang_out(seed: int) -> None:
     """In streams of short workloads that exceed the supply, each gang is awarded within the bound.
@@ -37,7 +36,6 @@ def test_short_work_over_quota_does_not_keep_an_urgent_gang_out(seed: int) -> No
     assert max(waits_s) <= BOUND_S, waits_s
 
 
-@pytest.mark.rotating
 def test_two_gangs_that_need_different_machines_both_reserve() -> None:
     """A second gang does not wait until the first one is placed: it reserves other machines in the same pass."""
     small = [workload(f"s{k:04d}", 1, 5.0 * k, 60.0, level=7, tenant="lo") for k in range(800)]
@@ -47,7 +45,6 @@ def test_two_gangs_that_need_different_machines_both_reserve() -> None:
     assert max(awarded[gang.id] - gang.submit_s for gang in gangs) <= BOUND_S
 
 
-@pytest.mark.rotating
 def test_work_of_its_own_rank_is_not_kept_out_before_the_gang_has_waited_long() -> None:
     """What a gang reserves against worse ranks may still be used by work of its own rank."""
     small = [workload(f"s{k:04d}", 1, 5.0 * k, 60.0, level=7, tenant="lo") for k in range(800)]

@@ -60,7 +60,6 @@ def test_windows_are_where_most_gang_gpus_arrive(data: Path) -> None:
     assert abs(two.from_s - one.from_s) > 12 * HOUR_S and two.from_s - first_s >= SHORT.warm_up_s
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("variant", [MIXED, BY_TENANT])
 @pytest.mark.parametrize(("trace", "load"), [("philly", 0.4), ("openb", 0.85), ("synthetic", 1.2)])
 def test_a_cell_offers_its_load(data: Path, tmp_path: Path, trace: str, load: float, variant: str) -> None:
@@ -232,7 +231,6 @@ def test_other_schedulers_are_compared_cell_by_cell() -> None:
     assert lines[-1] == "against kai: misses 0 of 1, 1-2 1 of 1, 3-4 1 of 1, 5-7 0 of 1, all 1 of 1"
 
 
-@pytest.mark.rotating
 def test_an_outcome_is_computed_once(found: OutcomeStore) -> None:
     """An interrupted run goes on: existing outcomes are kept, and a file without its final name does not count."""
     paths = {path: path.read_bytes() for path in (found.out / "outcomes").iterdir()}

@@ -16,7 +16,6 @@ SCENARIOS = Path(__file__).parents[3] / "research" / "experiments" / "reclaim" /
 CAMPUS = Path(os.environ.get("MIZZEN_DATA", Path(__file__).parents[4] / "shared" / "data")) / "campus-availability"
 
 
-@pytest.mark.rotating
 def test_the_campus_has_the_figures_of_section_4() -> None:
     given = build(read(SCENARIOS / "campus.yaml"), SCENARIOS)
     departs = given.lending.departs

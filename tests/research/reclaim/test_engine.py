@@ -167,7 +167,6 @@ def short() -> LendingScenario:
     )  # fmt: skip
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("name", ALL)
 def test_gpu_time_is_conserved(short: LendingScenario, name: str) -> None:
     found = simulate(short, SYSTEMS[name])
@@ -188,7 +187,6 @@ def test_gpu_time_is_conserved(short: LendingScenario, name: str) -> None:
 DRAWN = ("random-dst", "reclaimnet", "p3")
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize(
     "name", [*DRAWN, *(pytest.param(name, marks=pytest.mark.long) for name in ALL if name not in DRAWN)]
 )

@@ -27,7 +27,6 @@ def scenario(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.rotating
 def test_results(scenario: Path, tmp_path: Path) -> None:
     body, page = tmp_path / "out.json", tmp_path / "out.html"
     given = ["--scenario", scenario, "--system", "slurm-pr", "--system", "no-migration", "--seeds", "2"]

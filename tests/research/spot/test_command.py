@@ -147,7 +147,6 @@ def test_requests(folder: Path, capsys: Capture) -> None:
     assert p50_s() not in [p50_s(*change) for change in changes]
 
 
-@pytest.mark.rotating
 def test_request_files(folder: Path, capsys: Capture) -> None:
     """Both forms of files, with the defaults of the documentation."""
     (folder / "rate.csv").write_text("Time (min),Requests\n" + "".join(f"{k},{k % 7 * 10_000}\n" for k in range(50)))

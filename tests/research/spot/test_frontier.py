@@ -43,7 +43,6 @@ def _trace(seed: int) -> SpotTrace:
     return SpotTrace(zones, 300.0, tuple(counts))
 
 
-@pytest.mark.rotating
 @pytest.mark.parametrize("seed", [*few(range(4), 1), pytest.param(10, marks=pytest.mark.long)])
 def test_a_higher_price_buys_availability_for_money(seed: int) -> None:
     """On random zones, each step to four times the price costs more and is not less available, but for a little."""
