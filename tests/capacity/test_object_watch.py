@@ -43,7 +43,10 @@ def test_only_failures_in_a_row_make_pauses_longer(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_watch_that_is_refused_is_replaced_by_lists(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Objects are listed again and again, with longer pauses, until the watch is allowed."""
+    """A few refusals, as of a server that has just started, change nothing.
+
+    Then objects are listed again and again, with longer pauses, until the watch is allowed.
+    """
     said: list[str] = []
     lists: list[int] = []
     lengths: list[int] = []
@@ -51,9 +54,9 @@ def test_a_watch_that_is_refused_is_replaced_by_lists(monkeypatch: pytest.Monkey
 
     def watched(_resource: str, _version: str, _labels: str, for_s: int) -> Iterator[tuple[str, dict[str, Any]]]:
         lengths.append(for_s)
-        if len(lengths) < 4:
+        if len(lengths) < 8:
             raise ApiRefused(403, "Forbidden", "cannot watch")
-        if len(lengths) == 6:
+        if len(lengths) == 10:
             watch.close()
         return iter(())
 
@@ -61,7 +64,7 @@ def test_a_watch_that_is_refused_is_replaced_by_lists(monkeypatch: pytest.Monkey
     monkeypatch.setattr(api, "watch", watched)
     monkeypatch.setattr(watch._closed, "wait", lambda for_s: said.append(f"{for_s:g} {watch.refused}"))
     watch._run()
-    assert said[:3] == ["0.5 cannot watch", "1 cannot watch", "2 cannot watch"]
+    assert said[:7] == ["0.5 ", "1 ", "2 ", "4 ", "8 cannot watch", "15 cannot watch", "15 cannot watch"]
     assert watch.refused == ""
-    assert lists == [0, 1, 2, 3]
-    assert lengths == [240, 5, 5, 5, 240, 240]
+    assert lists == [0, 5, 6, 7]
+    assert lengths == [240] * 5 + [5] * 3 + [240] * 2

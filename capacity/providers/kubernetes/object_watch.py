@@ -12,6 +12,9 @@ _WATCH_S = 240
 """The length of one watch. The next one continues from the last event or bookmark."""
 _TRIED_S = 5
 """The length of the first watch after one that was refused: its end shows that watches are allowed again."""
+_STANDING = 5
+"""After so many refusals in a row a watch is replaced by lists. A server that has just started refuses everything for
+some seconds, until it has read the roles."""
 _LASTING_S = 1.0
 """A watch that ends sooner, without an event, is followed by a pause."""
 _PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
@@ -58,7 +61,7 @@ class ObjectWatch:
 
         While the watch is refused, it lists again and again instead, with pauses.
         """
-        pause_s, what = _PAUSE_S, f"{self._name}: the watch of {self._resource}"
+        pause_s, refusals, what = _PAUSE_S, 0, f"{self._name}: the watch of {self._resource}"
         while not self._closed.is_set():
             began_s, began_at, interrupted = time.monotonic(), self._version, True
             try:
@@ -67,15 +70,18 @@ class ObjectWatch:
                     self._listed(found)
                     self._version = version
                 self._follow()
-                self.refused, interrupted = "", False
+                self.refused, refusals, interrupted = "", 0, False
             except ApiRefused as refused:
-                self._version = ""
                 if refused.status == 410:
+                    self._version = ""
                     _log.info("%s expired; listing again", what)
-                else:  # A server that has just started refuses all requests until it has read the roles.
-                    self.refused = str(refused)
+                else:
+                    refusals += 1
                     _log.warning("%s is refused: %s", what, refused)
+                    if self.refused or refusals >= _STANDING:
+                        self._version, self.refused = "", str(refused)
             except ProviderUnavailable as error:
+                refusals = 0
                 _log.info("%s was interrupted: %s", what, error)
             except Exception:  # One event must not end the watch for ever.
                 self._version = ""
