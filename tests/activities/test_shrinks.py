@@ -105,7 +105,7 @@ def test_what_returns_to_the_queue(fleet: World, case: str) -> None:
         fleet.submit(job(tasks=2, gpus=4), tenant="rich")
     if case == "ahead":  # It is over-quota, too, but of a better level.
         fleet.tenant("scarce", 1, 0)
-        fleet.submit(job(gpus=2), tenant="scarce", id_="w-ahead")
+        fleet.submit(job(gpus=2), tenant="scarce")
     fleet.tick()
     assert fleet.attempt(elastic).evictor == "w-evicts"
     left = next(machine for machine in MACHINES if machine not in fleet.holdings("w-evicts"))
@@ -119,6 +119,4 @@ def test_what_returns_to_the_queue(fleet: World, case: str) -> None:
     elif case == "held":
         fleet.alter(Workload, elastic, held_by="x")
     leave(fleet, elastic, (left,) if case == "silent" else ())
-    if case == "ahead" and fleet.holdings("w-ahead"):
-        return  # Its award was in the same pass, depending on how long the pass took: it is not passed.
     assert (fleet.workload(elastic).phase, fleet.workload(elastic).attempt) == ("preempted", 1)
