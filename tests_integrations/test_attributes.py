@@ -234,7 +234,7 @@ def raise_rate(optimizer: Any) -> None:
 
 
 def test_private_attributes_of_own_optimizers(tmp_path: Path) -> None:
-    """Those that the script's code names are saved, those of torch are not."""
+    """Attributes that the script's code sets are saved; attributes that only torch's code uses are not."""
     found = []
     for _ in range(2):
         net = nn.Linear(1, 1)

@@ -48,7 +48,7 @@ class Pools:
         """Sizes all pools in one transaction.
 
         `offers` are the offers of all providers that answer. `silent` are those of the others, with the errors.
-        `impaired`: what does not work at providers that answer (`Provider.impaired`), by their names.
+        `impaired`: by name of the provider, what fails although it answers (`Provider.impaired`).
         """
         with transaction(self._engine) as session:
             refused = recently_refused(session, self._settings.refused_pause_s)

@@ -13,6 +13,7 @@ from tests.activities.invariants import check, check_history
 from tests.activities.staging import stage_launch
 from tests.activities.world import World, job
 
+pytestmark = pytest.mark.usefixtures("publishes_every_scan")
 MACHINES = [f"r/c/m{n}" for n in range(1, 3)]
 
 

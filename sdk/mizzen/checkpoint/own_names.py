@@ -1,7 +1,7 @@
 """Tells the private attributes of a script's own class from those of the library's class that it extends.
 
-An optimizer, a LightningModule or a callback has private attributes of its library, which a restart must not set. The
-script's own are those that its code names and the code of the library's classes does not.
+An optimizer, a LightningModule or a callback has private attributes of its library, which a restart must not set. An
+attribute is the script's own if its name is in the script's code and not in the code of the library's classes.
 """
 
 import sys

@@ -188,7 +188,7 @@ def _load(
 ) -> dict[str, Any]:
     """Load the parts of this rank. Without `Reader.agree`, first verify the parts of the other ranks.
 
-    Of the attributes of a gang of another size, load those that are equal on all of its ranks.
+    If a gang of another size saved the checkpoint, load only the attributes that were equal on all its ranks.
 
     The URIs of the parts that were read are added to `verified`.
     """

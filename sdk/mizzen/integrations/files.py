@@ -23,7 +23,7 @@ _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
 
 def by_kind(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return callbacks by a name: not by their place, because a script that is started anew may have more of them."""
+    """Return callbacks by class and number, because a script may add others before them when it is restarted."""
     found: dict[str, Any] = {}
     for one in callbacks:
         kind = f"callback-{type(one).__qualname__}"
