@@ -87,7 +87,7 @@ class Provider(Protocol):
     queues: bool
     """Whether a launched machine may wait at the provider before it starts, for minutes or days."""
     impaired: str
-    """What fails although the provider lists its machines, such as a watch that it does not allow; empty: nothing known."""
+    """What fails although the provider lists its machines, such as a watch that it refuses; empty: nothing is known."""
 
     def offers(self) -> Sequence[Offer]:
         """Returns the machines that the provider can launch, with current prices.
