@@ -1,4 +1,4 @@
-"""How the suite runs: which worker gets which tests, in which order, and what happens if a teardown hangs.
+"""How the suite runs: which tests are chosen, their order and workers, and what happens if a teardown hangs.
 
 `tests.conftest` imports these hooks. This module imports nothing of mizzen, so that it loads quickly.
 """

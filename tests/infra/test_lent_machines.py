@@ -50,7 +50,7 @@ def _drawn(chance: random.Random, now: datetime, workload: str) -> list[_Held]:
 
 
 def _write(database: Engine, runs: list[list[_Held]]) -> None:
-    """Inserts attempts that hold machines. Then an update releases those that have an end, as in the product."""
+    """Inserts attempts that hold machines, then releases those that have an end, by an update as in the product."""
     with transaction(database) as session:
         session.execute(text("alter table allocation disable trigger user"))  # There are no machines.
         session.add(Region(name="r", bucket_url="file:///x"))
