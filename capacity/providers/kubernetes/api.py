@@ -2,6 +2,7 @@
 
 import json
 import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,14 +42,16 @@ class KubernetesApi:
     def __init__(self, name: str, settings: ClusterAccess, namespace: str = "") -> None:
         self._name, self._settings, self._namespace = name, settings, namespace
         self._http: httpx2.Client | None = None
+        self._borrowers = Counter[httpx2.Client]()
+        """The number of threads that use each client."""
+        self._is_closed = False
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Closes the connections but those of watches. No other thread may use them."""
+        """Closes the connections as soon as no other thread uses them. Later requests raise ProviderUnavailable."""
         with self._lock:
-            if self._http is not None:
-                self._http.close()
-                self._http = None
+            self._is_closed = True
+            self._retire()
 
     def objects(self, resource: str, *, labels: str = "", fields: str = "") -> tuple[list[Object], str]:
         """Returns the objects as of now, and the resource version of the list.
@@ -86,10 +89,9 @@ class KubernetesApi:
         given = {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(timeout_s)}
         given |= {"resourceVersion": version, **_selectors(labels, "")}
         patience = httpx2.Timeout(self._settings.timeout_s, read=timeout_s + self._settings.timeout_s)
-        # A client of its own, which this thread closes: closing one while another thread reads would mix up sockets.
         with (
             self._asking(f"watching {resource}"),
-            self._new_client() as client,
+            self._borrowed() as client,
             client.stream("GET", self.path(resource), params=given, timeout=patience) as answer,
         ):
             if answer.status_code >= 400:
@@ -123,9 +125,10 @@ class KubernetesApi:
         kind = "application/apply-patch+yaml" if applies else kind  # JSON is YAML.
         content = None if body is None else json.dumps(body)
         with self._asking(f"{method} {path}"):
-            answer = self._client().request(
-                method, path, params=dict(query or {}), content=content, headers={"content-type": kind}
-            )
+            with self._borrowed() as client:
+                answer = client.request(
+                    method, path, params=dict(query or {}), content=content, headers={"content-type": kind}
+                )
             if answer.status_code >= 400:
                 raise self._error(answer)
             found: Object = answer.json()
@@ -152,11 +155,32 @@ class KubernetesApi:
         served = {one["version"] for found in groups if found["name"] == group for one in found["versions"]}
         return next((version for version in known if version in served), None)
 
-    def _client(self) -> httpx2.Client:
+    @contextmanager
+    def _borrowed(self) -> Iterator[httpx2.Client]:
         with self._lock:
+            if self._is_closed:
+                raise ProviderUnavailable(f"{self._name}: it was closed")
             if self._http is None:
                 self._http = self._new_client()
-            return self._http
+            client = self._http
+            self._borrowers[client] += 1
+        try:
+            yield client
+        finally:
+            with self._lock:
+                self._borrowers[client] -= 1
+                self._close_unused()
+
+    def _retire(self) -> None:
+        """Lets the next request use another client. The lock is held."""
+        self._http = None
+        self._close_unused()
+
+    def _close_unused(self) -> None:
+        """Closes retired clients that no thread uses: closing one while another thread reads would mix up sockets."""
+        for client in [one for one, number in self._borrowers.items() if not number and one is not self._http]:
+            del self._borrowers[client]
+            client.close()
 
     def _new_client(self) -> httpx2.Client:
         path = self._settings.kubeconfig
@@ -188,7 +212,7 @@ class KubernetesApi:
         status = answer.status_code
         if status == 401:
             with self._lock:
-                self._http = None  # The next request reads the credentials again.
+                self._retire()  # The next request reads the credentials again.
         try:
             said = answer.json()
             is_status = said["kind"] == "Status"
