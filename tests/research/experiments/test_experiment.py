@@ -2,6 +2,7 @@
 
 import json
 import random
+import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -14,10 +15,11 @@ from ortools.linear_solver import pywraplp
 from domain.scheduling import CreditWeights
 from gms.auction.auction import Options
 from infra.config.scheduling import SchedulerSettings
-from research.experiments.__main__ import outcomes, run_cell
+from research.experiments.__main__ import outcomes, run_baseline, run_cell
 from research.experiments.bound import BUCKET_S, Fluid, most_gpu_h
 from research.experiments.cases import (
     BASELINE,
+    BASELINE_COMMIT,
     BY_TENANT,
     HOUR_S,
     MAST,
@@ -32,7 +34,7 @@ from research.experiments.policies import policy_of, scenario_for
 from research.experiments.replay import scene_of
 from research.experiments.report import BEGIN, END, Outcomes, verdicts, write_report
 from research.experiments.scenes import build, windows
-from research.experiments.store import OutcomeStore
+from research.experiments.store import ROOT, OutcomeStore
 from research.experiments.summary import CellFigures, against_baseline, against_rival, figures
 from research.traces.lublin import LONGEST_S, lublin_rows
 from research.traces.trace_readers import read_trace
@@ -49,6 +51,17 @@ def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> OutcomeStore:
     out = OutcomeStore(data, tmp_path_factory.mktemp("outcomes"), SHORT)
     assert run_cell(CELL, out, (OURS, "slurm")).startswith(f"{CELL.name}: 3 runs")
     return out
+
+
+@pytest.mark.long
+def test_the_baseline_replays_a_cell(found: OutcomeStore) -> None:
+    """The old commit reads the cells of today, without the columns that it does not know."""
+    known = subprocess.run(["git", "cat-file", "-e", BASELINE_COMMIT], cwd=ROOT, capture_output=True, check=False)
+    if known.returncode:
+        pytest.skip(f"the history of this checkout lacks {BASELINE_COMMIT}")
+    assert run_baseline([CELL], found, 1) == 0
+    ran = outcomes(CELL, found).ran
+    assert ran[BASELINE].worked_gpu_h > 0 and ran[BASELINE].waits_s
 
 
 def test_windows_are_where_most_gang_gpus_arrive(data: Path) -> None:
