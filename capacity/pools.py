@@ -10,6 +10,7 @@ from math import inf
 
 from capacity.offers import Offer, OfferKey
 from domain.capacity import CapacityKind
+from domain.ids import joined
 from domain.lifecycle.instances import InstancePhase
 
 PoolKey = tuple[str, str]
@@ -84,8 +85,11 @@ def wrong_size(size: int, max_size: int | None, buffer: int) -> tuple[str, str] 
 
 
 def cluster_of(pool: str, offer: Offer) -> str:
-    """Returns the cluster for the machines that a pool launches from an offer."""
-    return f"{pool}-{offer.zone}-{offer.kind.value}".replace("_", "-")
+    """Returns the cluster for the machines that a pool launches from an offer.
+
+    Two providers may have zones of the same name, so the provider is part of it: its machines are in one network.
+    """
+    return joined(pool, offer.provider, offer.zone, offer.kind.value)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """Names and ids: their formats, and functions that derive ids from other ids."""
 
+import hashlib
 import re
 import secrets
 import time
@@ -37,6 +38,19 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 def is_name(text: str) -> bool:
     """Returns whether `text` is a valid name of a tenant, workload, job, region, datacenter, cluster or machine."""
     return _NAME.fullmatch(text) is not None
+
+
+def joined(*parts: str) -> str:
+    """Returns a valid name that contains the parts, and hyphens for other characters.
+
+    A name that would be too long ends with a digest instead, so that different parts have different names.
+    """
+    text = "-".join(parts)
+    name = re.sub("[^a-z0-9]", "-", text.lower()).strip("-")
+    if len(name) <= NAME_LENGTH:
+        return name
+    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return f"{name[: NAME_LENGTH - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def is_table_name(text: str) -> bool:

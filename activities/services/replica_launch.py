@@ -11,7 +11,7 @@ from activities.capacity.ledger import add_instance
 from activities.services.replica_rows import replicas_by_zone
 from capacity.offers import Offer, OfferKey
 from domain.capacity import CapacityKind
-from domain.ids import NAME_LENGTH
+from domain.ids import joined
 from domain.priority import LOWEST_LEVEL
 from domain.service import ResourceOption, ServiceSpec
 from domain.spread import SpreadLevel, SpreadRule
@@ -179,10 +179,7 @@ def _cluster(session: Session, service: str, offer: Offer) -> str:
 
     All machines of a cluster have the same price, so the type is part of the name.
     """
-    parts = (service, offer.provider, offer.zone, offer.kind.value, offer.shape.machine_type)
-    wanted = "-".join(parts).lower()
-    letters = (letter if letter.isascii() and letter.isalnum() else "-" for letter in wanted)
-    name = "".join(letters)[:NAME_LENGTH].rstrip("-")
+    name = joined(service, offer.provider, offer.zone, offer.kind.value, offer.shape.machine_type)
     make_cluster(session, offer.region, name, offer, service)
     return name
 

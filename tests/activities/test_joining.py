@@ -30,7 +30,7 @@ class Launched:
         world.region("west")
         with world.session() as session:
             self.id = request_instance(session, Pool("west", "burst", 1), OFFER)
-        self.machine = f"west/burst-za-spot/{self.id}"
+        self.machine = f"west/burst-sim-za-spot/{self.id}"
         self.token = join_token(world.settings.master_key_path, self.id)
 
     def says_hello(self, machine: str | None = None, **more: Any) -> bool:
@@ -67,7 +67,7 @@ def test_it_is_let_in_by_its_token(launched: Launched) -> None:
         mail = session.scalars(
             select(Outbox.body).where(Outbox.kind == "instance", Outbox.delivered_at.is_(None))
         ).all()
-        cluster = session.get_one(Cluster, ("west", "burst-za-spot"))
+        cluster = session.get_one(Cluster, ("west", "burst-sim-za-spot"))
         assert list(mail) == [{"instance": launched.id}]
         assert (cluster.zone, cluster.capacity, cluster.prices) == ("za", "spot", {"a100": 1.0})
     # After a restart the agent is identified by its key.
@@ -82,7 +82,7 @@ def test_it_is_let_in_by_its_token(launched: Launched) -> None:
         {"join_token": "é"},
         {"instance": "", "join_token": ""},
         {"instance": "in-0000000000000000"},
-        {"machine": "west/burst-za-spot/other"},
+        {"machine": "west/burst-sim-za-spot/other"},
     ],
     ids=[
         "no token",

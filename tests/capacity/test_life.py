@@ -347,7 +347,7 @@ def test_the_dearest_machine_makes_a_clusters_price(database: Engine, tmp_path: 
     for _ in range(3):
         pools.round([small, large])
         with world.session() as session:
-            assert session.get_one(Cluster, ("west", "burst-za-spot")).prices == {"a100": 2.0}
+            assert session.get_one(Cluster, ("west", "burst-sim-za-spot")).prices == {"a100": 2.0}
             written.append(session.scalar(select(func.count()).select_from(ClusterPrice)))
     assert written[0] == written[2]
 

@@ -75,10 +75,13 @@ def test_what_is_too_much_ends_where_it_hurts_least() -> None:
 
 
 def test_clusters_of_a_pool_have_names() -> None:
-    """Each zone and capacity kind of a pool has its own cluster name."""
-    names = {cluster_of("burst", offer) for offer in (CHEAP, DEAR)}
-    assert names == {"burst-za-spot", "burst-zb-on-demand"}
-    assert all(map(is_name, names))
+    """Each provider, zone and capacity kind of a pool has its own cluster, also if their names are long or odd."""
+    names = {cluster_of("burst", offer) for offer in (CHEAP, DEAR, replace(CHEAP, provider="K8s_1"))}
+    assert names == {"burst-sim-za-spot", "burst-sim-zb-on-demand", "burst-k8s-1-za-spot"}
+    zones = [replace(CHEAP, zone="z" * 63), replace(CHEAP, zone="z" * 62 + "a")]
+    long = {cluster_of("p" * 20, replace(zone, kind=kind)) for zone in zones for kind in CapacityKind}
+    assert len(long) == 2 * len(CapacityKind)
+    assert all(map(is_name, names | long))
 
 
 def test_prices_are_of_gpus_or_of_cores() -> None:

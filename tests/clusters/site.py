@@ -24,10 +24,12 @@ class ClusterSite(ABC):
         capacity = yaml.safe_dump({"capacity": {**_CAPACITY, "lost_after_s": lost_after_s}})
         self.up = Up(folder, fleet, settings=capacity)
 
-    def add_provider(self, kind: str, settings: dict[str, Any]) -> None:
-        """Adds the provider `site` to the settings."""
+    def add_provider(self, kind: str, settings: dict[str, Any], name: str = "site") -> None:
+        """Adds a provider to the settings."""
         config = self.up.folder / "config.yaml"
-        config.write_text(config.read_text() + yaml.safe_dump({"providers": {"site": {"kind": kind, **settings}}}))
+        found = yaml.safe_load(config.read_text())
+        found.setdefault("providers", {})[name] = {"kind": kind, **settings}
+        config.write_text(yaml.safe_dump(found))
 
     @property
     def agent(self) -> str:
