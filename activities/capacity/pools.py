@@ -88,7 +88,7 @@ def _reason(
     silent: Sequence[tuple[Offer, str]],
     impaired: Mapping[str, str],
 ) -> dict[str, Any] | None:
-    """Returns why a pool stays below its size or buffer, cannot grow, or may fail to see its machines end; else None."""
+    """Returns why a pool stays below its size or buffer, cannot grow, or may not see its machines end; else None."""
     fitting = [offer for offer in offers if pool.takes(offer)]
     refusals = [refused[offer.key] for offer in fitting if offer.key in refused]
     if pool.most and not fitting:
