@@ -165,7 +165,7 @@ class ApiWorld:
             session.add(
                 InstanceRow(
                     **{
-                        "id": id_, "region": "north", "pool": "burst", "cluster": "burst-sim-za-spot", "provider": "sim",
+                        "id": id_, "region": "north", "pool": "burst", "cluster": "burst-za-spot", "provider": "sim",
                         "zone": "za", "kind": "spot", "machine_type": "small", "gpus": 4, "gpu_type": "a100",
                         "cpus_milli": 16_000, "memory_bytes": 64 * GIB, "usd_per_h": 4.0, "phase": phase,
                         "requested_at": an_hour_ago, "launched_at": an_hour_ago, "started_at": an_hour_ago,

@@ -55,7 +55,7 @@ def test_operators_end_instances(as_operator: Service, capsys: Capture) -> None:
         for number in (1, 2):
             session.add(
                 InstanceRow(
-                    id=f"in-{number}", region="north", pool="burst", cluster="burst-sim-za-spot", provider="sim", zone="za",
+                    id=f"in-{number}", region="north", pool="burst", cluster="burst-za-spot", provider="sim", zone="za",
                     kind="spot", machine_type="small", gpus=4, gpu_type="a100", cpus_milli=1000, memory_bytes=1,
                     usd_per_h=4.0, phase="ready",
                 )
