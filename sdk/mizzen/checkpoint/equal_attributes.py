@@ -29,20 +29,20 @@ def equal_attributes(saved: Sequence[Mapping[str, Any]], where: str) -> dict[str
         warnings.warn(message, CheckpointWarning, stacklevel=8)
     if not equal:
         return {}
-    found: dict[str, Any] = {"values": {}, "generators": {}, "members": {}, "modes": {}, "apart": {}}
-    found["replaced"] = dict(saved[0].get("replaced", {}))
+    found: dict[str, Any] = {"values": {}, "generators": {}, "modes": {}, "apart": {}, "made": {}}
     for kind, path, name in equal:
         if kind == "modes":
             found[kind][path] = flat[0][kind, path, name]
             continue
         found[kind].setdefault(path, {})[name] = flat[0][kind, path, name]
-        if kind == "values" and name in saved[0].get("apart", {}).get(path, ()):
-            found["apart"].setdefault(path, []).append(name)
+        for more in ("apart", "made") if kind == "values" else ():
+            if name in saved[0].get(more, {}).get(path, ()):
+                found[more].setdefault(path, []).append(name)
     return found
 
 
 def _flat(saved: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str, str], Any]]:
-    for kind in ("values", "generators", "members"):
+    for kind in ("values", "generators"):
         for path, found in saved.get(kind, {}).items():
             yield from (((kind, path, name), one) for name, one in found.items())
     yield from ((("modes", path, ""), mode) for path, mode in saved.get("modes", {}).items())
