@@ -1,6 +1,7 @@
 """DDP: hidden state, a centre and a generator that each rank creates in its first step; no_sync; a plain counter."""
 
 import contextlib
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -65,5 +66,5 @@ for epoch in range(loader.epoch, 3):
 rank = dist.get_rank()
 torch.save([model.module.state_dict(), opt._updates], "model.pt") if rank == 0 else None
 if rank == 1:
-    open("result.1.json", "w").write(repr([model.module.hidden.tolist(), model.module.window.values]))
+    Path("result.1.json").write_text(repr([model.module.hidden.tolist(), model.module.window.values]))
 dist.destroy_process_group()

@@ -75,4 +75,7 @@ trainer = L.Trainer(
     enable_model_summary=False, accumulate_grad_batches=2, callbacks=[rollback, resilient],
 )  # fmt: skip
 trainer.fit(model, loader, ckpt_path=resilient.latest())
-torch.save([model.state_dict(), model.prototypes, rollback.trace, rollback.waited, rollback.best_module.state_dict()], "model.pt")
+torch.save(
+    [model.state_dict(), model.prototypes, rollback.trace, rollback.waited, rollback.best_module.state_dict()],
+    "model.pt",
+)

@@ -76,7 +76,7 @@ sched, stop = WarmupCosine(opt, 5, 60), EarlyStopping(2)
 ckpt = Checkpointer()
 ckpt.track(net=net, opt=opt, sched=sched, stop=stop, loader=loader, epochs=(progress := {"stopped": False}))
 step = ckpt.restore()
-for epoch in range(loader.epoch, 6):
+for _ in range(loader.epoch, 6):
     if progress["stopped"]:
         break
     sampler.scores = None if net.losses is None else net.losses.clone()

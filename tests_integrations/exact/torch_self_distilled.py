@@ -86,7 +86,7 @@ opt = torch.optim.AdamW(net.parameters(), lr=3e-3)
 ckpt = Checkpointer()
 ckpt.track(net=net, opt=opt, loader=loader)
 step = ckpt.restore()
-for epoch in range(loader.epoch, 5):
+for _ in range(loader.epoch, 5):
     for x, y in loader:
         loss = net.loss(x, y)
         opt.zero_grad()
@@ -105,4 +105,6 @@ for epoch in range(loader.epoch, 5):
             net.phase, net.soft = Phase.TAUGHT, F.l1_loss if step == 10 else F.mse_loss
             net.act = nn.LeakyReLU(0.2)
         ckpt.step(step)
-torch.save([net.state_dict(), net.best.weights, net.best.loss, net.centre, net.stats.mean, len(net.teachers)], "model.pt")
+torch.save(
+    [net.state_dict(), net.best.weights, net.best.loss, net.centre, net.stats.mean, len(net.teachers)], "model.pt"
+)

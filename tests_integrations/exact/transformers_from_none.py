@@ -4,7 +4,14 @@ import copy
 from collections import defaultdict, deque
 
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainerCallback, TrainingArguments, set_seed
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+    set_seed,
+)
 
 from mizzen.integrations.transformers import ResilientCallback
 
@@ -73,4 +80,6 @@ args = TrainingArguments(
 monitor, resilient = Monitor(), ResilientCallback()
 trainer = Weighted(model, args, train_dataset=rows, callbacks=[monitor, resilient])
 trainer.train(resume_from_checkpoint=resilient.latest())
-torch.save([model.state_dict(), monitor.ema.shadow, monitor.best_state, dict(monitor.counts), trainer.centre], "model.pt")
+torch.save(
+    [model.state_dict(), monitor.ema.shadow, monitor.best_state, dict(monitor.counts), trainer.centre], "model.pt"
+)
