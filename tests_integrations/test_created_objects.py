@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from mizzen import Checkpointer
-from mizzen.checkpoint import CheckpointWarning
+from mizzen.checkpoint import CheckpointWarning, Tracked
 from mizzen.checkpoint.attributes import ChangedAttributes
 from mizzen.integrations.torch import ResumableLoader
 
@@ -327,3 +327,34 @@ def test_a_checkpoint_makes_nothing_of_libraries(name: str) -> None:
         with pytest.warns(CheckpointWarning, match=r"net\.best: cannot be restored"):
             again: Any = resumed(saved, Net())
         assert again.best is None
+
+
+class Notes:
+    """Of a class of the script, with what cannot be stored."""
+
+    def __init__(self) -> None:
+        self.write = lambda: None
+
+
+@pytest.mark.filterwarnings("error")
+def test_what_hooks_set_at_each_start_is_not_told() -> None:
+    """Data and other objects of frameworks, and a list to which each step adds new objects."""
+    net: Any = Net()
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    net.best, outputs = Data(), net.copies
+    for _ in range(3):
+        outputs.clear()
+        outputs.append(Notes())
+        attributes.changed()
+
+
+def test_an_object_is_told_at_the_first_save() -> None:
+    """If steps without a save come before it."""
+    net: Any = Net()
+    tracked = Tracked({"net": net})
+    tracked.begin()
+    net.best = Notes()
+    tracked.look()
+    with pytest.warns(CheckpointWarning, match=r"net\.best: created by the training.*attribute write \(function\)"):
+        tracked.capture(2)

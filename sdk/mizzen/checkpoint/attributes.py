@@ -20,14 +20,15 @@ from enum import Enum
 from operator import is_
 from typing import Any, NamedTuple
 
-from mizzen.checkpoint import rng, trees
-from mizzen.checkpoint.descriptions import Description, Known, Making, TooLargeError, is_plain
-from mizzen.checkpoint.devices import devices, has_graph, moved
-from mizzen.checkpoint.errors import CheckpointWarning, StateError
+from mizzen.checkpoint import rng
+from mizzen.checkpoint.descriptions import Description, Known, Making, TooLargeError, is_made, is_plain
+from mizzen.checkpoint.devices import devices, moved
+from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.holders import DATA, TENSORS, Holder, excluded_of, holders, objects_in, watched
 from mizzen.checkpoint.known_modules import KnownModules, Named, is_module, modes_of, named_modules, saved_tensors
-from mizzen.checkpoint.marks import ATOMS, MOST_BYTES, Fixed, Large, is_atom, marked
-from mizzen.checkpoint.refill import Refill, storage
+from mizzen.checkpoint.marks import Fixed, Large, is_atom, marked
+from mizzen.checkpoint.refill import Refill
+from mizzen.checkpoint.storable import Found, storable
 from mizzen.checkpoint.tensors import loaded
 
 __all__ = ["ATTRIBUTES", "ChangedAttributes", "watched"]
@@ -38,8 +39,6 @@ _INNER = "_modules."
 """How the names of modules without parameters begin that the training has put into a tracked module."""
 _FIXED = frozenset({"name", "enum", "torch", "path", "range", "known"})
 """Kinds of descriptions of values that cannot change in place."""
-
-_ByPath = dict[str, dict[str, Any]]
 
 
 class _Before(NamedTuple):
@@ -73,13 +72,15 @@ class ChangedAttributes:
         self._modes: dict[str, Any] = {}
         self._known: dict[str, KnownModules] = {}
         self._told = set[str]()
-        self._lost: dict[str, Any] = {}
+        self._lost: dict[str, list[Any]] = {}
         """Objects that the last checkpoint lacks because they cannot be made again, by path."""
+        self._has_looked = False
+        """Whether `changed` was called since `begin`."""
 
     def begin(self, objects: Mapping[str, Any]) -> None:
         """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
         self._objects = dict(objects)
-        self._before, self._known, self._start, self._lost = {}, {}, Known(), {}
+        self._before, self._known, self._start, self._lost, self._has_looked = {}, {}, Known(), {}, False
         named = self._named()
         every = list(holders(objects, named, {part: self._begin_plain(modules) for part, modules in named.items()}))
         self._inside = [one for one in every if one.is_inside or not named[one.part]]
@@ -137,62 +138,70 @@ class ChangedAttributes:
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
-        values: _ByPath = {}
-        generators: _ByPath = {}
-        made: _ByPath = {}
-        large: list[str] = []
-        lost: dict[str, Any] = {}
-        named = self._named()
+        self._has_looked = True
+        found, named = Found(), self._named()
         for one in self._every({part: self._suspects(part, modules) for part, modules in named.items()}):
             before = self._before.get(one.path, _NOTHING)
             for name, value in [*one.attributes(), *one.tensors().items()]:
-                where, old = f"{one.path}.{name}", before.values.get(name, before)
-                if is_atom(value):
-                    if type(old) is not type(value) or old != value:
-                        values.setdefault(one.path, {})[name] = value
-                    continue
-                mark = self._mark(value)
-                if mark is None:
-                    if (value is not old or name in before.marks) and any(True for _ in objects_in(value)):
-                        lost[where] = value
-                elif mark == before.marks.get(name):
-                    continue
-                elif isinstance(mark, Large):
-                    large += [] if one.part.endswith(DATA) else [where]
-                elif (access := rng.generator(value)) is not None and type(old) is type(value):
-                    if not one.part.endswith(DATA):  # Its loader saves it.
-                        generators.setdefault(one.path, {})[name] = access[0]()
-                else:
-                    is_given = (
-                        name in TENSORS or (value is old and hasattr(value, "untyped_storage")) or is_plain(value)
-                    )
-                    description = None if is_given else self._described(value)
-                    values.setdefault(one.path, {})[name] = value if description is None else description.tree
-                    if description is not None:
-                        made.setdefault(one.path, {})[name] = value
-                        if description.omitted:
-                            lost[where] = value
+                if not is_atom(value):
+                    self._find(found, one, name, value, before)
+                elif type(old := before.values.get(name, before)) is not type(value) or old != value:
+                    found.values.setdefault(one.path, {})[name] = value
         for path, name, value, description in self._put_in(named):
-            values.setdefault(path, {})[name] = description.tree
-            made.setdefault(path, {})[name] = value
+            found.add(path, name, value, description)
         modes = {
             part: mode
             for part, known in self._known.items()
             if not (known.pairs is named[part] and known.have_mode())
             and (mode := modes_of(named[part])) != self._modes[part]
         }
-        kept = self._storable(values, large)
-        for path, ones in made.items():
-            lost |= {f"{path}.{name}": one for name, one in ones.items() if name not in kept.get(path, ())}
-        self._tell_large(large)
-        self._tell_lost({where: one for where, one in lost.items() if where not in large})
-        found = {"values": kept, "generators": generators, "modes": modes}
-        if not any(found.values()):
+        kept, large = storable(found.values, self._objects)
+        self._tell_large(found.large + large)
+        made = {path: [name for name in ones if name in kept.get(path, ())] for path, ones in found.made.items()}
+        for path, ones in found.made.items():
+            names = [name for name in ones if name not in made[path] and f"{path}.{name}" not in large]
+            found.lost |= {f"{path}.{name}": ones[name] for name in names}
+        self._tell_lost(found.lost)
+        if not (kept or found.generators or modes):
             return {}
-        return found | {
+        return {
+            "values": kept,
+            "generators": found.generators,
+            "modes": modes,
             "apart": self._apart(kept),
-            "made": {path: [name for name in ones if name in kept.get(path, ())] for path, ones in made.items()},
+            "made": made,
         }
+
+    def _find(self, found: Found, one: Holder, name: str, value: Any, before: _Before) -> None:
+        """Add an attribute to `found` if it has changed. Its value is no number or text."""
+        where, old, mark, is_data = (
+            f"{one.path}.{name}",
+            before.values.get(name, before),
+            self._mark(value),
+            one.part.endswith(DATA),
+        )
+        if mark is None:
+            if not is_data and (value is not old or name in before.marks) and any(map(is_made, _inside(value))):
+                found.lost[where] = value
+        elif mark == before.marks.get(name):
+            return
+        elif isinstance(mark, Large):
+            found.large += [] if is_data else [where]
+        elif (access := rng.generator(value)) is not None and type(old) is type(value):
+            if not is_data:  # Its loader saves it.
+                found.generators.setdefault(one.path, {})[name] = access[0]()
+        elif name in TENSORS or (value is old and hasattr(value, "untyped_storage")) or is_plain(value):
+            found.values.setdefault(one.path, {})[name] = value
+        else:
+            description = self._described(value)
+            found.add(one.path, name, value, description)
+            if description is not None and description.omitted and not is_data:
+                found.lost[where] = value
+
+    def look(self) -> None:
+        """Look at the attributes after a step without a save: the first checkpoint can then tell which objects stay."""
+        if not self._has_looked:
+            self.changed()
 
     def restore(self, saved: Mapping[str, Any], *, data: bool = True) -> None:
         """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored.
@@ -207,20 +216,13 @@ class ChangedAttributes:
         for one in every:
             made, apart = (saved[kind].get(one.path, ()) for kind in ("made", "apart"))
             for name, value in saved["values"].get(one.path, {}).items():
-                device = None if name in apart else places[one.part]
                 if name in TENSORS and is_module(one.value):
                     _fill(vars(one.value)[name], value, refill)
                     continue
-                is_inner = name.startswith(_INNER)
-                content = vars(one.value)["_modules"] if is_inner else vars(one.value)
-                key = name.removeprefix(_INNER)
-                if (
-                    not is_inner
-                    and is_module(one.value)
-                    and any(name in content[kind] for kind in (*TENSORS, "_modules"))
-                ):
+                content, key = _place(one.value, name)
+                if content is None:
                     continue
-                old = content.get(key)
+                old, device = content.get(key), None if name in apart else places[one.part]
                 # A copy, because `saved` may be restored once more after the script has changed the value in place.
                 new = moved(copy.deepcopy(value), None if name in made else old, device)
                 if name in made:
@@ -284,7 +286,7 @@ class ChangedAttributes:
                     if (description := self._described(inner)) is not None:
                         yield path, _INNER + key, inner, description
 
-    def _apart(self, values: _ByPath) -> dict[str, list[str]]:
+    def _apart(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
         """Return the attributes with tensors that are on another device than the tracked module, by path."""
         parts = sorted(self._objects, key=len, reverse=True)
         found = {}
@@ -318,12 +320,15 @@ class ChangedAttributes:
             warnings.warn(message, CheckpointWarning, stacklevel=5)
 
     def _tell_lost(self, lost: dict[str, Any]) -> None:
-        """Warn, once, of objects that no restart can make again, if two checkpoints lack the same ones.
+        """Warn, once, of objects that no restart can make again, if they are the same as at the call before.
 
-        One that each step creates again need not be saved.
+        An object that each step creates again need not be saved.
         """
-        found = [where for where, one in lost.items() if self._lost.get(where) is one]
-        self._lost = lost
+        now = {where: _inside(one) or [one] for where, one in lost.items()}
+        found = [
+            where for where, ones in now.items() if any(one is old for one in ones for old in self._lost.get(where, ()))
+        ]
+        self._lost = now
         if found and "lost" not in self._told:
             self._told.add("lost")
             reason = self._why(lost[found[0]])
@@ -340,50 +345,24 @@ class ChangedAttributes:
             return str(error)
         return f"attribute {', '.join(omitted)}" if omitted else "it holds parameters of a tracked module"
 
-    def _storable(self, values: _ByPath, large: list[str]) -> _ByPath:
-        """Return the values that can be stored and do not share memory with the tracked objects.
-
-        Adds the paths of those that are too large to `large`, unless they belong to data, which may be a cache, or to
-        the graph of a backward pass.
-        """
-        owned: set[int] | None = None
-        sizes: list[tuple[int, str, str]] = []
-        for path, found in values.items():
-            for name, value in list(found.items()):
-                with suppress(StateError, RuntimeError):
-                    flat = trees.flatten(ATTRIBUTES, value) if type(value) not in ATOMS else None
-                    leaves = [one for _, one in flat.leaves] if flat else []
-                    tensors = [one for one in leaves if hasattr(one, "untyped_storage")]
-                    if tensors and owned is None:
-                        owned = self._owned()
-                    if not any(storage(one) in owned for one in tensors if owned):
-                        size_bytes = 0 if name in TENSORS else sum(map(_size_bytes, leaves))
-                        sizes.append((size_bytes, path, name))
-                        continue
-                del found[name]
-        left = MOST_BYTES
-        for size_bytes, path, name in sorted(sizes):
-            left -= size_bytes
-            if left < 0 and size_bytes:
-                is_data = any(path.startswith(part) for part in self._objects if part.endswith(DATA))
-                if not (has_graph(values[path].pop(name)) or is_data):
-                    large.append(f"{path}.{name}")
-        return {path: found for path, found in values.items() if found}
-
-    def _owned(self) -> set[int]:
-        """Return the memory of the tensors that the `state_dict` of a tracked module has."""
-        modules = [one for one in self._objects.values() if is_module(one)]
-        every = (tensor for one in modules for tensor in saved_tensors(one))
-        return {storage(tensor) for tensor in every} - {0}
-
     def _named(self) -> dict[str, Named]:
         """Return the modules of each part, with their paths; none for other objects."""
         known = {part: one.pairs for part, one in self._known.items() if one.are_same()}
         return {part: known.get(part) or named_modules(one, part) for part, one in self._objects.items()}
 
 
-def _size_bytes(leaf: Any) -> int:
-    return len(leaf) if isinstance(leaf, bytes | bytearray) else int(leaf.nbytes)
+def _inside(value: Any) -> list[Any]:
+    """Return the objects of the script in a value."""
+    return [one for _, one in objects_in(value)]
+
+
+def _place(holder: Any, name: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the dict and the key of an attribute; None if the script now has a buffer or a module of this name."""
+    content = vars(holder)
+    if name.startswith(_INNER):
+        return content["_modules"], name.removeprefix(_INNER)
+    is_taken = is_module(holder) and any(name in content[kind] for kind in (*TENSORS, "_modules"))
+    return None if is_taken else content, name
 
 
 def _has_gradient(value: Any) -> bool:

@@ -29,6 +29,10 @@ _FACTORIES = {one.__name__: one for one in (int, float, str, bool, list, dict, s
 """Classes that a `defaultdict` calls."""
 
 
+_FRAMEWORKS = ("torch.", "lightning.", "pytorch_lightning.", "transformers.")
+"""Objects of classes that extend theirs, such as datasets, samplers, optimizers and callbacks, are not made."""
+
+
 class TooLargeError(Exception):
     """A value has too many objects inside to be described."""
 
@@ -304,16 +308,14 @@ def _are_plain(values: Any) -> bool:
 
 
 def is_made(value: Any) -> bool:
-    """Return whether a value is a module, or an object of a class of the script that is no data and no optimizer."""
+    """Return whether a value is a module, or an object of a class of the script that extends none of a framework."""
     torch, kind = loaded("torch"), type(value)
     if torch is not None and isinstance(value, torch.nn.Module):
         return not isinstance(value, torch.jit.ScriptModule)
-    if torch is not None and isinstance(
-        value, (torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler)
-    ):
-        return False
     has_content = isinstance(getattr(value, "__dict__", None), dict) or hasattr(kind, "__slots__")
-    return has_content and not isinstance(value, ModuleType) and is_of_script(kind)
+    if not has_content or isinstance(value, ModuleType) or not is_of_script(kind):
+        return False
+    return not any(one.__module__.startswith(_FRAMEWORKS) for one in kind.__mro__)
 
 
 def _may_be_made(found: Any) -> bool:
@@ -350,8 +352,8 @@ def _made_generator(kind: str, inner: str, state: Any) -> Any:
         made = loaded("random").Random()
     else:
         numpy = loaded("numpy.random")
-        bits = getattr(numpy, inner) if inner else None
-        if inner and not issubclass(bits, numpy.BitGenerator):
+        bits: Any = getattr(numpy, inner or "MT19937")
+        if not issubclass(bits, numpy.BitGenerator):
             raise TypeError(f"{inner} is not a generator of numpy")
         made = numpy.Generator(bits()) if inner else numpy.RandomState()
     access = rng.generator(made)
