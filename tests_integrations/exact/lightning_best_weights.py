@@ -28,13 +28,13 @@ class Rollback(L.Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
         loss = float(outputs["loss"])
         self.trace = loss if self.trace is None else 0.8 * self.trace + 0.2 * loss
-        if self.best is None or self.trace < self.best.loss:
-            self.best = Record(self.trace, trainer.current_epoch)
+        if self.best is None or loss < self.best.loss:
+            self.best = Record(loss, trainer.current_epoch)
             self.best_module = copy.deepcopy(module.net)
             self.waited = 0
         else:
             self.waited += 1
-        if self.waited >= 3:
+        if self.waited >= 4:
             with torch.no_grad():
                 for p, q in zip(module.net.parameters(), self.best_module.parameters()):
                     p.lerp_(q, 0.5)
