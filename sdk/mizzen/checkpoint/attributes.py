@@ -84,15 +84,13 @@ class ChangedAttributes:
         named = self._named()
         every = list(holders(objects, named, {part: self._begin_plain(modules) for part, modules in named.items()}))
         self._inside = [one for one in every if one.is_inside or not named[one.part]]
-        for path, value in [pair for modules in named.values() for pair in modules]:
-            self._start.add(path, value)
-        for one in every:
-            self._start.add(one.path, one.value)
-            for _, value in one.attributes():
-                if isinstance(value, Enum):
-                    self._start.add_kind(type(value))
-        for one in every:
-            pairs = [*one.attributes(), *one.tensors().items()]
+        for modules in named.values():
+            self._start.add(modules)
+        self._start.add([(one.path, one.value) for one in every])
+        attributes = [(one, [*one.attributes(), *one.tensors().items()]) for one in every]
+        for _, pairs in attributes:
+            self._start.add_kinds(type(value) for _, value in pairs if isinstance(value, Enum))
+        for one, pairs in attributes:
             marks = {name: mark for name, value in pairs if (mark := self._mark(value)) is not None}
             is_mutable = not all(isinstance(mark, Fixed) for mark in marks.values())
             self._before[one.path] = _Before(dict(vars(one.value)), marks, is_mutable)

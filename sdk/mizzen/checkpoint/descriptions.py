@@ -9,6 +9,7 @@ A description is a list. Its first item names the kind.
 import pathlib
 import sys
 from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterable, Sequence
 from enum import Enum
 from itertools import islice
 from types import FunctionType, ModuleType
@@ -45,14 +46,16 @@ class Known:
         self.objects: dict[str, Any] = {}
         self._kinds: dict[tuple[str, str], type] = {}
 
-    def add(self, path: str, value: Any) -> None:
-        """Add an object."""
-        self.paths[id(value)], self.objects[path] = path, value
-        self.add_kind(type(value))
+    def add(self, pairs: Sequence[tuple[str, Any]]) -> None:
+        """Add objects, with their paths."""
+        values = [value for _, value in pairs]
+        self.objects.update(pairs)
+        self.paths.update(zip(map(id, values), [path for path, _ in pairs], strict=True))
+        self.add_kinds(map(type, values))
 
-    def add_kind(self, kind: type) -> None:
-        """Add a class, which may be local to a function."""
-        self._kinds[kind.__module__, kind.__qualname__] = kind
+    def add_kinds(self, kinds: Iterable[type]) -> None:
+        """Add classes, which may be local to a function."""
+        self._kinds |= {(kind.__module__, kind.__qualname__): kind for kind in set(kinds)}
 
     def named(self, module: str, name: str) -> Any:
         """Return a class or function of the script, of a module of torch, or of Python's own that may be made.
