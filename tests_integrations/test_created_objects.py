@@ -89,6 +89,8 @@ FROM: dict[str, tuple[Any, Callable[[], Any]]] = {
     "array": (None, lambda: np.ones(2)),
     "texts": (None, lambda: np.array(["a", "bc"])),
     "records": (None, lambda: np.array([(1, 2.0)], dtype=[("a", "i4"), ("b", "f8")])),
+    "a text of numpy": (None, lambda: np.str_("ab")),
+    "a date": (None, lambda: np.datetime64("2020-01-01")),
     "dates": (None, lambda: np.array(["2020-01-01"], dtype="datetime64[D]")),
     "bytes": (None, lambda: bytearray(b"x")),
     "counter": (None, lambda: Counter("aab")),
@@ -205,7 +207,7 @@ class Net(nn.Module):
         self.best: Any = None
 
 
-def resumed(saved: dict[str, Any], net: nn.Module) -> nn.Module:
+def resumed(saved: dict[str, Any], net: nn.Module) -> Any:
     """Restores attributes into a module."""
     attributes = ChangedAttributes()
     attributes.begin({"net": net})
@@ -229,6 +231,23 @@ def test_copies_of_modules() -> None:
     assert all(one.requires_grad for one in again.copies[0].parameters())
     inputs = torch.ones(3, 2)
     assert torch.equal(again.best[1](inputs)[0], kept(inputs)[0])
+
+
+def test_a_copy_of_a_large_module() -> None:
+    """It may have many modules inside, and a mask, hooks and attributes of its own."""
+    net: Any = nn.Sequential(*[nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1)) for _ in range(200)])
+    net.kept = []
+    attributes = ChangedAttributes()
+    attributes.begin({"net": net})
+    body = copy.deepcopy(net).requires_grad_(False)
+    body[0].scale, body[0].kept = 3.0, {"a": Phase.MAIN}
+    net.kept = [body]
+    again: Any = nn.Sequential(*[nn.Sequential(nn.Linear(1, 1), nn.Dropout(0.1)) for _ in range(200)])
+    again.kept = []
+    made = resumed(attributes.changed(), again).kept[0]
+    assert shown(made) == shown(body) and (made[0].scale, made[0].kept) == (3.0, {"a": Phase.MAIN})
+    assert vars(made[5][0]).keys() == vars(body[5][0]).keys()
+    assert not any(one.requires_grad for one in made.parameters())
 
 
 def test_an_object_of_the_start_stays_the_same_one() -> None:
@@ -281,13 +300,13 @@ def test_what_cannot_be_created_again_is_told_once() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_what_each_step_creates_again_is_not_told() -> None:
-    """No restart needs it. Nor is an object told that the script's own start creates again, and is then filled."""
+    """Nor at a restart. Nor is an object told that the script's own start creates again; it is then filled."""
     net: Any = Net()
     attributes = ChangedAttributes()
     attributes.begin({"net": net})
     for _ in range(3):
         net.best = Logger()
-        attributes.changed()
+        assert resumed(attributes.changed(), Net()).best is None
     net.best = None
     net.best, net.copies = Logger(), [torch.distributions.Normal(0.0, 1.0)]
     net.best.count = 5

@@ -21,7 +21,7 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from mizzen.checkpoint import rng
-from mizzen.checkpoint.descriptions import Description, Known, Making, TooLargeError, is_made, is_plain
+from mizzen.checkpoint.descriptions import Description, Known, Making, PartialError, TooLargeError, is_made, is_plain
 from mizzen.checkpoint.devices import devices, moved
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.holders import DATA, TENSORS, Holder, excluded_of, holders, objects_in, watched
@@ -265,6 +265,8 @@ class ChangedAttributes:
         """Return the described value; `old`, with a warning, if the script cannot make it any more."""
         try:
             return Making(self._start).value(tree, old)
+        except PartialError:
+            return old  # It was told at the save, unless each step creates it again.
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             warnings.warn(f"{where}: cannot be restored: {error}", CheckpointWarning, stacklevel=5)
             return old

@@ -28,14 +28,18 @@ _ITEMS = (list, tuple, set, frozenset, deque)
 _PLAIN: dict[str, Any] = {one.__name__: one for one in (*_ITEMS, dict, OrderedDict, defaultdict, Counter)}
 _FACTORIES = {one.__name__: one for one in (int, float, str, bool, list, dict, set, tuple)}
 """Classes that a `defaultdict` calls."""
-
-
+_NO_OBJECTS = (int, float, complex, str, bytes, BaseException, ModuleType)
+"""Objects of classes that extend these are more than their attributes."""
 _FRAMEWORKS = ("torch.", "lightning.", "pytorch_lightning.", "transformers.")
 """Objects of classes that extend theirs, such as datasets, samplers, optimizers and callbacks, are not made."""
 
 
 class TooLargeError(Exception):
     """A value has too many objects inside to be described."""
+
+
+class PartialError(TypeError):
+    """A described object lacks attributes, and the script has not created it again."""
 
 
 class Known:
@@ -132,11 +136,14 @@ class Description:
             return [kind, value, value.requires_grad and value.is_leaf]
         if numpy is None or not isinstance(value, numpy.ndarray | numpy.generic):
             return None
+        if isinstance(value, numpy.ndarray) and type(value) is not numpy.ndarray:
+            raise TypeError("an array of a class of its own")
         if value.dtype.kind not in "USMmV" or value.dtype.hasobject:
             return ["plain", value]  # Types that cannot be stored are found later.
         if value.dtype.kind == "V" and value.dtype.names is None:
             return ["plain", value]
-        return ["array", numpy.lib.format.dtype_to_descr(value.dtype), value.shape, value.tobytes()]
+        shape = None if isinstance(value, numpy.generic) else value.shape
+        return ["array", numpy.lib.format.dtype_to_descr(value.dtype), shape, value.tobytes()]
 
     def _small(self, value: Any) -> Tree | None:
         torch = loaded("torch")
@@ -177,7 +184,10 @@ class Description:
         if not all(part is None or isinstance(part, dict) for part in parts):
             raise TypeError(f"{type(value).__qualname__} has a __getstate__ that returns no dict")
         content, is_whole = [], True
+        usual = _new_module() if hasattr(value, "_modules") else {}
         for attribute, one in [pair for part in parts for pair in (part or {}).items()]:
+            if attribute in usual and not (one or usual[attribute]) and type(one) is type(usual[attribute]):
+                continue  # Most of the attributes of a module are empty dicts of hooks.
             number = len(self._values)
             try:
                 content.append([attribute, self._of(one)])
@@ -224,7 +234,8 @@ class Making:
                 return tensor.requires_grad_() if requires_grad else tensor
             case "array", [descr, shape, data]:
                 numpy = loaded("numpy")
-                return numpy.frombuffer(bytearray(data), numpy.lib.format.descr_to_dtype(descr)).reshape(shape)
+                array = numpy.frombuffer(bytearray(data), numpy.lib.format.descr_to_dtype(descr))
+                return array[0] if shape is None else array.reshape(shape)
             case "generator", [kind, inner, state]:
                 return _made_generator(kind, inner, state)
             case "name", [module, name]:
@@ -279,8 +290,10 @@ class Making:
     def _object(self, place: int, kind: Any, is_whole: bool, pairs: list[Any], old: Any) -> Any:
         is_there = type(old) is kind and id(old) not in self._known.paths
         if not (is_whole or is_there):
-            raise TypeError(f"a new {kind.__qualname__} would lack attributes")
-        made = self._made[place] = old if is_there else kind.__new__(kind)
+            raise PartialError(f"a new {kind.__qualname__} would lack attributes")
+        made = self._made[place] = old if is_there else object.__new__(kind)
+        if not is_there and issubclass(kind, getattr(loaded("torch.nn"), "Module", ())):
+            vars(made).update(_new_module())
         if hasattr(kind, "__setstate__"):
             made.__setstate__({name: self.value(one) for name, one in pairs})
             return made
@@ -299,7 +312,7 @@ def is_plain(value: Any) -> bool:
         return True
     if torch is not None and isinstance(value, torch.Tensor):
         return kind is torch.Tensor and not (value.requires_grad and value.is_leaf)
-    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+    if numpy is not None and (kind is numpy.ndarray or isinstance(value, numpy.generic)):
         return value.dtype.kind in "biufc" or (value.dtype.kind == "V" and value.dtype.names is None)
     if kind in (dict, Counter) or (kind is OrderedDict and hasattr(value, "_metadata")):
         return _are_plain(value) and _are_plain(value.values())
@@ -316,7 +329,7 @@ def is_made(value: Any) -> bool:
     if torch is not None and isinstance(value, torch.nn.Module):
         return not isinstance(value, torch.jit.ScriptModule)
     has_content = isinstance(getattr(value, "__dict__", None), dict) or hasattr(kind, "__slots__")
-    if not has_content or isinstance(value, ModuleType) or not is_of_script(kind):
+    if not has_content or isinstance(value, _NO_OBJECTS) or not is_of_script(kind):
         return False
     return not any(one.__module__.startswith(_FRAMEWORKS) for one in kind.__mro__)
 
@@ -330,6 +343,11 @@ def _may_be_made(found: Any) -> bool:
     return issubclass(found, torch.nn.Module)
 
 
+def _new_module() -> dict[str, Any]:
+    """Return the attributes of a new module."""
+    return vars(loaded("torch").nn.Module())
+
+
 def _size() -> Any:
     return getattr(loaded("torch"), "Size", None)
 
@@ -339,13 +357,10 @@ def _generator_kind(value: Any) -> tuple[str, str]:
     kind = type(value).__name__
     if kind not in ("Random", "RandomState", "Generator") or is_of_script(type(value)):
         raise TypeError(f"a generator of class {kind}")
-    if kind == "Generator":
-        return (
-            (kind, type(value.bit_generator).__name__)
-            if hasattr(value, "bit_generator")
-            else ("torch", str(value.device))
-        )
-    return kind, ""
+    if kind != "Generator":
+        return kind, ""
+    bits = getattr(value, "bit_generator", None)
+    return ("torch", str(value.device)) if bits is None else (kind, type(bits).__name__)
 
 
 def _made_generator(kind: str, inner: str, state: Any) -> Any:
