@@ -21,12 +21,20 @@ from operator import is_
 from typing import Any, NamedTuple
 
 from mizzen.checkpoint import rng
+from mizzen.checkpoint.attribute_holders import (
+    DATA,
+    TENSORS,
+    AttributeHolder,
+    excluded_of,
+    holders,
+    objects_in,
+    watched,
+)
 from mizzen.checkpoint.descriptions import Description, Known, Making, PartialError, TooLargeError, is_made, is_plain
 from mizzen.checkpoint.devices import devices, moved
 from mizzen.checkpoint.errors import CheckpointWarning
-from mizzen.checkpoint.holders import DATA, TENSORS, Holder, excluded_of, holders, objects_in, watched
 from mizzen.checkpoint.known_modules import KnownModules, Named, is_module, modes_of, named_modules, saved_tensors
-from mizzen.checkpoint.marks import Fixed, Large, is_atom, marked
+from mizzen.checkpoint.marks import Large, Unchanging, is_atom, marked
 from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.storable import Found, storable
 from mizzen.checkpoint.tensors import loaded
@@ -66,7 +74,7 @@ class ChangedAttributes:
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
         self._before: dict[str, _Before] = {}
-        self._inside: list[Holder] = []
+        self._inside: list[AttributeHolder] = []
         """The objects at the restore that are no modules of tracked ones."""
         self._start = Known()
         self._modes: dict[str, Any] = {}
@@ -92,7 +100,7 @@ class ChangedAttributes:
             self._start.add_kinds(type(value) for _, value in pairs if isinstance(value, Enum))
         for one, pairs in attributes:
             marks = {name: mark for name, value in pairs if (mark := self._mark(value)) is not None}
-            is_mutable = not all(isinstance(mark, Fixed) for mark in marks.values())
+            is_mutable = not all(isinstance(mark, Unchanging) for mark in marks.values())
             self._before[one.path] = _Before(dict(vars(one.value)), marks, is_mutable)
         self._modes = {part: modes_of(modules) for part, modules in named.items()}
         for part, modules in named.items():
@@ -170,7 +178,7 @@ class ChangedAttributes:
             "made": made,
         }
 
-    def _find(self, found: Found, one: Holder, name: str, value: Any, before: _Before) -> None:
+    def _find(self, found: Found, one: AttributeHolder, name: str, value: Any, before: _Before) -> None:
         """Add an attribute to `found` if it has changed. Its value is no number or text."""
         where, old, mark, is_data = (
             f"{one.path}.{name}",
@@ -237,10 +245,10 @@ class ChangedAttributes:
             for name, module in named.get(part, ()):
                 module.training = training != (name in others)
 
-    def _every(self, among: Mapping[str, Named]) -> Iterator[Holder]:
+    def _every(self, among: Mapping[str, Named]) -> Iterator[AttributeHolder]:
         """Yield the tracked objects, of their modules only those in `among`, and the objects inside at `begin`."""
         for part, modules in among.items():
-            yield from (Holder(part, path, module) for path, module in modules)
+            yield from (AttributeHolder(part, path, module) for path, module in modules)
         yield from self._inside
 
     def _mark(self, value: Any) -> Any:
@@ -253,7 +261,7 @@ class ChangedAttributes:
             return Large((type(value), id(value)))
         except (TypeError, RecursionError):
             return None
-        return Fixed(tree) if tree[0] in _FIXED else marked(tree)
+        return Unchanging(tree) if tree[0] in _FIXED else marked(tree)
 
     def _described(self, value: Any) -> Description | None:
         """Return the description of a value; None if it cannot be described."""

@@ -345,7 +345,8 @@ def _may_be_made(found: Any) -> bool:
 
 def _new_module() -> dict[str, Any]:
     """Return the attributes of a new module."""
-    return vars(loaded("torch").nn.Module())
+    found: dict[str, Any] = vars(loaded("torch").nn.Module())
+    return found
 
 
 def _size() -> Any:

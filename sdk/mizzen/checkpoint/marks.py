@@ -28,7 +28,7 @@ class Large(NamedTuple):
     """Differs after most changes."""
 
 
-class Fixed(NamedTuple):
+class Unchanging(NamedTuple):
     """The mark of a value that cannot change in place, but is no number or text."""
 
     mark: Any

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mizzen.checkpoint import trees
+from mizzen.checkpoint.attribute_holders import DATA, TENSORS
 from mizzen.checkpoint.descriptions import Description
 from mizzen.checkpoint.devices import has_graph
 from mizzen.checkpoint.errors import StateError
-from mizzen.checkpoint.holders import DATA, TENSORS
 from mizzen.checkpoint.known_modules import is_module, saved_tensors
 from mizzen.checkpoint.marks import ATOMS, MOST_BYTES
 from mizzen.checkpoint.refill import storage

@@ -22,7 +22,7 @@ _DEPTH = 4
 _NO_HOLDERS = (type, FunctionType, ModuleType, Enum, list, dict, tuple, deque)
 
 
-class Holder(NamedTuple):
+class AttributeHolder(NamedTuple):
     """An object with attributes."""
 
     part: str
@@ -49,25 +49,27 @@ class Holder(NamedTuple):
         return {"_buffers": found} if hidden else {}
 
 
-def holders(objects: Mapping[str, Any], named: Mapping[str, Named], among: Mapping[str, Named]) -> Iterator[Holder]:
+def holders(
+    objects: Mapping[str, Any], named: Mapping[str, Named], among: Mapping[str, Named]
+) -> Iterator[AttributeHolder]:
     """Yield the tracked objects and those inside; of the modules in `named`, only those in `among`."""
     seen = {id(inner) for modules in named.values() for _, inner in modules}
     seen |= {id(one) for one in objects.values()}
     for part, one in objects.items():
         for path, value in among[part] if named[part] else [(part, one)]:
-            holder = Holder(part, path, value)
+            holder = AttributeHolder(part, path, value)
             yield holder
             yield from _below(holder, seen, _DEPTH)
 
 
-def _below(holder: Holder, seen: set[int], depth: int) -> Iterator[Holder]:
+def _below(holder: AttributeHolder, seen: set[int], depth: int) -> Iterator[AttributeHolder]:
     for name, value in holder.attributes() if depth else ():
         for suffix, one in objects_in(value):
             path = f"{holder.path}.{name}{suffix}"
             for inside, inner in named_modules(one, path) or [(path, one)]:
                 if id(inner) not in seen:
                     seen.add(id(inner))
-                    below = Holder(holder.part, inside, inner, True)
+                    below = AttributeHolder(holder.part, inside, inner, True)
                     yield below
                     yield from _below(below, seen, depth - 1)
 
