@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -65,7 +66,8 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
     if pid:
         return pid
     code = 1
-    names = {"__name__": "__main__", "__file__": str(script)}
+    module = sys.modules["__main__"] = ModuleType("__main__")
+    vars(module)["__file__"] = str(script)
     try:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -85,7 +87,7 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
             _arrange(told)
         touched = _touches(folder, told if isinstance(told, Aim) else None)
         # Keep the script's variables until the end: torch 2.13 can hang when the last objects of a gang are destroyed.
-        exec(compile(script.read_text(), str(script), "exec"), names)
+        exec(compile(script.read_text(), str(script), "exec"), vars(module))
         (folder / TOUCHES).write_text(json.dumps(touched))
         code = 0
     except SystemExit as error:

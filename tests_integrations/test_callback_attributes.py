@@ -87,6 +87,15 @@ class Patience(TrainerCallback):
 
     def __init__(self) -> None:
         self._steps, self.best = 0, []
+        self.epochs = [0, 0]
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count."""
+        self.epochs[0] += 1
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Count."""
+        self.epochs[1] += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Count."""
@@ -148,13 +157,14 @@ def test_attributes_of_callbacks_and_the_trainer_of_transformers(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("best", [False, True])
 @pytest.mark.parametrize("strategy", ["epoch", "steps"])
 def test_a_training_that_a_callback_has_stopped_stays_so(
-    strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    strategy: str, best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed at its very end. The next process neither trains nor evaluates more."""
+    """It is killed at its very end. The next process neither trains nor evaluates more, and has the same weights."""
     monkeypatch.chdir(tmp_path)
-    found = []
+    found, weights = [], []
     for _ in range(2):
         config = BertConfig(
             vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
@@ -163,15 +173,19 @@ def test_a_training_that_a_callback_has_stopped_stays_so(
         own, stopping = Patience(), EarlyStoppingCallback(early_stopping_patience=1)
         args = TrainingArguments(
             "out", num_train_epochs=4, per_device_train_batch_size=4, report_to="none", use_cpu=True, disable_tqdm=True,
-            save_strategy="no", eval_strategy=strategy, eval_steps=2, metric_for_best_model="loss", learning_rate=0.0,
+            save_strategy=strategy if best else "no", eval_strategy=strategy, eval_steps=2, save_steps=2,
+            metric_for_best_model="same", greater_is_better=True, load_best_model_at_end=best, learning_rate=0.1,
         )  # fmt: skip
         rows = [{"input_ids": torch.ones(4, dtype=torch.long), "labels": n % 2} for n in range(12)]
         trainer = Trainer(
             BertForSequenceClassification(config), args, train_dataset=rows, eval_dataset=rows,
-            callbacks=[own, stopping, resilient],
+            callbacks=[own, stopping, resilient], compute_metrics=lambda _: {"same": 1.0},
         )  # fmt: skip
         trainer.train(resume_from_checkpoint=resilient.latest())
         evaluated = sum("eval_loss" in entry for entry in trainer.state.log_history)
-        found.append((trainer.state.global_step, own._steps, stopping.early_stopping_patience_counter, evaluated))
+        waited = stopping.early_stopping_patience_counter
+        weights.append([one.tolist() for one in trainer.model.parameters()])
+        found.append((trainer.state.global_step, own._steps, own.epochs, waited, evaluated))
     steps = 6 if strategy == "epoch" else 4
-    assert found == [(steps, steps, 1, 2)] * 2
+    assert found == [(steps, steps, [2, 2], 1, 2)] * 2
+    assert weights[0] == weights[1]

@@ -164,7 +164,8 @@ def test_equal_attributes_reach_another_number_of_ranks(tmp_path: Path) -> None:
         values = values if rank else {"model.head": values["model.head"]}
         generators = {"model": {"dice": [1, 2], "own": [rank]}}
         modes, apart = {"model": [True, []]}, {"model.head": ["sums"]}
-        return {"values": values, "generators": generators, "modes": modes, "apart": apart}
+        made = {"model.head": ["sums"], "model": ["shown"]} if rank else apart
+        return {"values": values, "generators": generators, "modes": modes, "apart": apart, "made": made}
 
     together(gang(tmp_path), lambda c, rank: c.save(1, {**state(0, 1), "attributes": changed(rank)}))
     for checkpointer in gang(tmp_path, 2, world_size=2, other_world=True):
@@ -177,6 +178,7 @@ def test_equal_attributes_reach_another_number_of_ranks(tmp_path: Path) -> None:
         assert loaded["values"]["model.head"]["sums"].tolist() == [0, 1, 2]
         assert loaded["generators"] == {"model": {"dice": [1, 2]}}
         assert loaded["modes"] == {"model": [True, []]} and loaded["apart"] == {"model.head": ["sums"]}
+        assert loaded["made"] == {"model.head": ["sums"]}
 
 
 def test_a_zombie_gang_commits_nothing(tmp_path: Path) -> None:

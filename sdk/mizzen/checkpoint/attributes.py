@@ -7,37 +7,46 @@ difficulty of a dataset. Also buffers that are not persistent, and which modules
 Only what has changed since the restore is saved, so a script may be started with other options. Attributes that each
 step overwrites before it reads them are saved, too: this module cannot tell them from others. A cache of activations
 can be large, so at most `MOST_BYTES` of the tensors that a training replaces are saved, the smallest first.
+
+An attribute of a tree that can be stored is filled in place. Another value, such as an object that the training has
+created, is saved as a description (`Description`), from which a restore makes it.
 """
 
 import copy
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from enum import Enum
-from functools import cache
 from operator import is_
-from types import FunctionType, ModuleType
 from typing import Any, NamedTuple
 
-from mizzen.checkpoint import rng, trees
-from mizzen.checkpoint.devices import devices, has_graph, moved
-from mizzen.checkpoint.errors import CheckpointWarning, StateError
+from mizzen.checkpoint import rng
+from mizzen.checkpoint.attribute_holders import (
+    DATA,
+    TENSORS,
+    AttributeHolder,
+    excluded_of,
+    holders,
+    objects_in,
+    watched,
+)
+from mizzen.checkpoint.descriptions import Description, Known, Making, PartialError, TooLargeError, is_made, is_plain
+from mizzen.checkpoint.devices import devices, moved
+from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.known_modules import KnownModules, Named, is_module, modes_of, named_modules, saved_tensors
-from mizzen.checkpoint.marks import ATOMS, MOST_BYTES, Large, is_atom, marked
-from mizzen.checkpoint.own_names import hides, is_of_script
-from mizzen.checkpoint.refill import Refill, storage
+from mizzen.checkpoint.marks import Large, Unchanging, is_atom, marked
+from mizzen.checkpoint.refill import Refill
+from mizzen.checkpoint.storable import Found, storable
 from mizzen.checkpoint.tensors import loaded
+
+__all__ = ["ATTRIBUTES", "ChangedAttributes", "watched"]
 
 ATTRIBUTES = "attributes"
 """Name of the part. A checkpoint has it only if something has changed."""
-_ITEMS = 100
-"""Lists and dicts with more items are not searched for objects."""
-_DEPTH = 4
-_NO_HOLDERS = (type, FunctionType, ModuleType, Enum)
-_TENSORS = ("_parameters", "_buffers")
-_DATA = (".dataset", ".collate_fn")
-"""How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
+_INNER = "_modules."
+"""How the names of modules without parameters begin that the training has put into a tracked module."""
+_FIXED = frozenset({"name", "enum", "torch", "path", "range", "known"})
+"""Kinds of descriptions of values that cannot change in place."""
 
 
 class _Before(NamedTuple):
@@ -45,7 +54,7 @@ class _Before(NamedTuple):
 
     values: dict[str, Any]
     marks: dict[str, Any]
-    """See `marks.marked`, of the attributes whose values can change in place."""
+    """See `marks.marked`, of the attributes whose values are not numbers or texts."""
     is_mutable: bool
     """Whether anything in it may change while it has the same values."""
 
@@ -56,16 +65,7 @@ class _Before(NamedTuple):
         return all(map(is_, now.values(), self.values.values()))
 
 
-class _Holder(NamedTuple):
-    """An object with attributes."""
-
-    part: str
-    path: str
-    value: Any
-    tensors: dict[str, dict[str, Any]]
-    """Parameters and buffers that no `state_dict` of a tracked object has, by the attribute that has them."""
-    inner: dict[str, list[tuple[str, Any]]]
-    """The objects inside, with their paths, by attribute."""
+_NOTHING = _Before({}, {}, True)
 
 
 class ChangedAttributes:
@@ -74,22 +74,38 @@ class ChangedAttributes:
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
         self._before: dict[str, _Before] = {}
+        self._inside: list[AttributeHolder] = []
+        """The objects at the restore that are no modules of tracked ones."""
+        self._start = Known()
         self._modes: dict[str, Any] = {}
         self._known: dict[str, KnownModules] = {}
-        self._told = False
+        self._told = set[str]()
+        self._lost: dict[str, list[Any]] = {}
+        """Objects that the last checkpoint lacks because they cannot be made again, by path."""
+        self._has_looked = False
+        """Whether `changed` was called since `begin`."""
 
     def begin(self, objects: Mapping[str, Any]) -> None:
         """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
         self._objects = dict(objects)
-        self._before, self._known = {}, {}
+        self._before, self._known, self._start, self._lost, self._has_looked = {}, {}, Known(), {}, False
         named = self._named()
-        for one in self._holders(named, {part: self._begin_plain(modules) for part, modules in named.items()}):
-            marks = {name: mark for name, value in self._attributes(one) if (mark := marked(value)) is not None}
-            self._before[one.path] = _Before(dict(vars(one.value)), marks, bool(marks or one.tensors or one.inner))
+        every = list(holders(objects, named, {part: self._begin_plain(modules) for part, modules in named.items()}))
+        self._inside = [one for one in every if one.is_inside or not named[one.part]]
+        for modules in named.values():
+            self._start.add(modules)
+        self._start.add([(one.path, one.value) for one in every])
+        attributes = [(one, [*one.attributes(), *one.tensors().items()]) for one in every]
+        for _, pairs in attributes:
+            self._start.add_kinds(type(value) for _, value in pairs if isinstance(value, Enum))
+        for one, pairs in attributes:
+            marks = {name: mark for name, value in pairs if (mark := self._mark(value)) is not None}
+            is_mutable = not all(isinstance(mark, Unchanging) for mark in marks.values())
+            self._before[one.path] = _Before(dict(vars(one.value)), marks, is_mutable)
         self._modes = {part: modes_of(modules) for part, modules in named.items()}
         for part, modules in named.items():
             if modules:
-                self._known[part] = known = KnownModules(modules, _excluded(type(self._objects[part])))
+                self._known[part] = known = KnownModules(modules, excluded_of(type(self._objects[part])))
                 known.mutable = [pair for pair in modules if self._before[pair[0]].is_mutable]
 
     def begin_again(self, objects: Mapping[str, Any]) -> bool:
@@ -99,10 +115,9 @@ class ChangedAttributes:
         """
         if [*objects] != [*self._objects] or not all(map(is_, objects.values(), self._objects.values())):
             return False
-        named = self._named()
-        for one in list(self._holders(named, named)):
-            values = self._before.get(one.path, _Before({}, {}, True)).values
-            names = [name for name, _ in self._attributes(one) if name in values]
+        for one in self._every(self._named()):
+            values = self._before.get(one.path, _NOTHING).values
+            names = [name for name, _ in one.attributes() if name in values]
             vars(one.value).update({name: values[name] for name in names if is_atom(values[name])})
         return True
 
@@ -117,7 +132,7 @@ class ChangedAttributes:
             path, module = pair
             kind, now = type(module), vars(module)
             is_plain = not module._non_persistent_buffers_set and (
-                sizes.get(kind) == len(now) or all(is_atom(now[name]) for name in now.keys() - _excluded(kind))
+                sizes.get(kind) == len(now) or all(is_atom(now[name]) for name in now.keys() - excluded_of(kind))
             )
             if not is_plain:
                 others.append(pair)
@@ -129,47 +144,70 @@ class ChangedAttributes:
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed since `begin`, as a tree that can be stored; {} if nothing has changed."""
-        values: dict[str, dict[str, Any]] = {}
-        generators: dict[str, dict[str, Any]] = {}
-        members: dict[str, dict[str, Any]] = {}
-        replaced: dict[str, list[str]] = {}
-        large: list[str] = []
-        named = self._named()
-        others = {part: self._suspects(part, modules) for part, modules in named.items()}
-        for one in self._holders(named, others):
-            before = self._before.get(one.path, _Before({}, {}, True))
-            others_now = [name for name in one.inner if _is_other(vars(one.value)[name], before.values.get(name))]
-            replaced |= {one.path: others_now} if others_now else {}
-            for name, value in self._attributes(one):
-                if is_atom(value):
-                    old = before.values.get(name, before)
-                    if type(old) is not type(value) or old != value:
-                        values.setdefault(one.path, {})[name] = value
-                elif isinstance(value, Enum):
-                    if value is not before.values.get(name) and is_atom(value.value):
-                        members.setdefault(one.path, {})[name] = value.value
-                elif (mark := marked(value)) is not None and mark != before.marks.get(name):
-                    if isinstance(mark, Large):
-                        large += [] if one.part.endswith(_DATA) else [f"{one.path}.{name}"]
-                        continue
-                    access = rng.generator(value)
-                    if access is not None and one.part.endswith(_DATA):
-                        continue  # Its loader saves it.
-                    (values if access is None else generators).setdefault(one.path, {})[name] = (
-                        value if access is None else access[0]()
-                    )
+        self._has_looked = True
+        found, named = Found(), self._named()
+        for one in self._every({part: self._suspects(part, modules) for part, modules in named.items()}):
+            before = self._before.get(one.path, _NOTHING)
+            for name, value in [*one.attributes(), *one.tensors().items()]:
+                if not is_atom(value):
+                    self._find(found, one, name, value, before)
+                elif type(old := before.values.get(name, before)) is not type(value) or old != value:
+                    found.values.setdefault(one.path, {})[name] = value
+        for path, name, value, description in self._put_in(named):
+            found.add(path, name, value, description)
         modes = {
             part: mode
             for part, known in self._known.items()
             if not (known.pairs is named[part] and known.have_mode())
             and (mode := modes_of(named[part])) != self._modes[part]
         }
-        kept = self._storable(values, large)
-        self._tell(large)
-        found = {"values": kept, "generators": generators, "members": members, "modes": modes}
-        if not any(found.values()):
+        kept, large = storable(found.values, self._objects)
+        self._tell_large(found.large + large)
+        made = {path: [name for name in ones if name in kept.get(path, ())] for path, ones in found.made.items()}
+        for path, ones in found.made.items():
+            names = [name for name in ones if name not in made[path] and f"{path}.{name}" not in large]
+            found.lost |= {f"{path}.{name}": ones[name] for name in names}
+        self._tell_lost(found.lost)
+        if not (kept or found.generators or modes):
             return {}
-        return found | {"apart": self._apart(kept), "replaced": replaced}
+        return {
+            "values": kept,
+            "generators": found.generators,
+            "modes": modes,
+            "apart": self._apart(kept),
+            "made": made,
+        }
+
+    def _find(self, found: Found, one: AttributeHolder, name: str, value: Any, before: _Before) -> None:
+        """Add an attribute to `found` if it has changed. Its value is no number or text."""
+        where, old, mark, is_data = (
+            f"{one.path}.{name}",
+            before.values.get(name, before),
+            self._mark(value),
+            one.part.endswith(DATA),
+        )
+        if mark is None:
+            if not is_data and (value is not old or name in before.marks) and any(map(is_made, _inside(value))):
+                found.lost[where] = value
+        elif mark == before.marks.get(name):
+            return
+        elif isinstance(mark, Large):
+            found.large += [] if is_data else [where]
+        elif (access := rng.generator(value)) is not None and type(old) is type(value):
+            if not is_data:  # Its loader saves it.
+                found.generators.setdefault(one.path, {})[name] = access[0]()
+        elif name in TENSORS or (value is old and hasattr(value, "untyped_storage")) or is_plain(value):
+            found.values.setdefault(one.path, {})[name] = value
+        else:
+            description = self._described(value)
+            found.add(one.path, name, value, description)
+            if description is not None and description.omitted and not is_data:
+                found.lost[where] = value
+
+    def look(self) -> None:
+        """Look at the attributes after a step without a save: the first checkpoint can then tell which objects stay."""
+        if not self._has_looked:
+            self.changed()
 
     def restore(self, saved: Mapping[str, Any], *, data: bool = True) -> None:
         """Set the attributes as they were when `changed` returned `saved`. What the objects have no more is ignored.
@@ -179,35 +217,82 @@ class ChangedAttributes:
         if not saved:
             return
         refill = Refill(ExitStack(), self._objects)
-        named, places = self._named(), {part: self._device(part) for part in self._objects}
-        for one in list(self._holders(named, named)):
-            # A copy, because the script may hold the object of the start elsewhere, as in a list of stages.
-            for name in saved["replaced"].get(one.path, ()):
-                if _is_holder(old := vars(one.value).get(name)) and not is_module(old):
-                    vars(one.value)[name] = copy.copy(old)
-        for one in list(self._holders(named, named)):
-            if one.part.endswith(_DATA) and not data:
-                continue
-            content = vars(one.value)
-            for name, new in saved["values"].get(one.path, {}).items():
-                if name in _TENSORS and is_module(one.value):
-                    _fill(content[name], new, refill)
-                elif not (is_module(one.value) and any(name in content[key] for key in (*_TENSORS, "_modules"))):
-                    old = content.get(name)
-                    device = None if name in saved["apart"].get(one.path, ()) else places[one.part]
-                    # A copy, because `saved` may be restored once more after the script has changed the value in place.
-                    content[name] = refill.filled(old, moved(copy.deepcopy(new), old, device), name)
-            for name, new in saved["members"].get(one.path, {}).items():
-                if isinstance(old := content.get(name), Enum):
-                    with suppress(ValueError):  # The script may have another enumeration now.
-                        content[name] = type(old)(new)
+        places = {part: self._device(part) for part in self._objects}
+        every = [one for one in self._every(self._named()) if data or not one.part.endswith(DATA)]
+        for one in every:
+            made, apart = (saved[kind].get(one.path, ()) for kind in ("made", "apart"))
+            for name, value in saved["values"].get(one.path, {}).items():
+                if name in TENSORS and is_module(one.value):
+                    _fill(vars(one.value)[name], value, refill)
+                    continue
+                content, key = _place(one.value, name)
+                if content is None:
+                    continue
+                old, device = content.get(key), None if name in apart else places[one.part]
+                # A copy, because `saved` may be restored once more after the script has changed the value in place.
+                new = moved(copy.deepcopy(value), None if name in made else old, device)
+                if name in made:
+                    new = self._made(new, old, f"{one.path}.{name}")
+                is_like = name not in made or (type(new) is type(old) and _has_gradient(new) == _has_gradient(old))
+                content[key] = refill.filled(old, new, name) if is_like else new
+        for one in every:
             for name, state in saved["generators"].get(one.path, {}).items():
-                if (access := rng.generator(content.get(name))) is not None:
+                if (access := rng.generator(vars(one.value).get(name))) is not None:
                     _set_state(f"{one.path}.{name}", access[1], state)
+        named = self._named()
         for part, (training, names) in saved["modes"].items():
             others = set(names)
             for name, module in named.get(part, ()):
                 module.training = training != (name in others)
+
+    def _every(self, among: Mapping[str, Named]) -> Iterator[AttributeHolder]:
+        """Yield the tracked objects, of their modules only those in `among`, and the objects inside at `begin`."""
+        for part, modules in among.items():
+            yield from (AttributeHolder(part, path, module) for path, module in modules)
+        yield from self._inside
+
+    def _mark(self, value: Any) -> Any:
+        """Return a mark that differs after each change of a value; None if it cannot be saved."""
+        if is_atom(value) or (mark := marked(value)) is not None:
+            return None if is_atom(value) else mark
+        try:
+            tree = Description(self._start, value).tree
+        except TooLargeError:
+            return Large((type(value), id(value)))
+        except (TypeError, RecursionError):
+            return None
+        return Unchanging(tree) if tree[0] in _FIXED else marked(tree)
+
+    def _described(self, value: Any) -> Description | None:
+        """Return the description of a value; None if it cannot be described."""
+        with suppress(TypeError, RecursionError, TooLargeError):
+            return Description(self._start, value)
+        return None
+
+    def _made(self, tree: Any, old: Any, where: str) -> Any:
+        """Return the described value; `old`, with a warning, if the script cannot make it any more."""
+        try:
+            return Making(self._start).value(tree, old)
+        except PartialError:
+            return old  # It was told at the save, unless each step creates it again.
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            warnings.warn(f"{where}: cannot be restored: {error}", CheckpointWarning, stacklevel=5)
+            return old
+
+    def _put_in(self, named: Mapping[str, Named]) -> Iterator[tuple[str, str, Any, Description]]:
+        """Yield the modules without parameters that the training has put into tracked ones, such as an activation.
+
+        Modules with parameters change the entries of the `state_dict`, which has a warning of its own.
+        """
+        for part, modules in named.items():
+            known = self._known.get(part)
+            for path, module in modules if known is not None and known.pairs is not modules else ():
+                for key, inner in module._modules.items() if path in self._before else ():
+                    is_known = type(self._start.objects.get(f"{path}.{key}")) is type(inner)
+                    if inner is None or is_known or any(True for _ in saved_tensors(inner)):
+                        continue
+                    if (description := self._described(inner)) is not None:
+                        yield path, _INNER + key, inner, description
 
     def _apart(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
         """Return the attributes with tensors that are on another device than the tracked module, by path."""
@@ -231,152 +316,65 @@ class ChangedAttributes:
         suspects = modules if known is None else known.suspects(modules)
         return [pair for pair in suspects if pair[0] not in before or not before[pair[0]].is_same(vars(pair[1]))]
 
-    def _tell(self, large: list[str]) -> None:
+    def _tell_large(self, large: list[str]) -> None:
         """Warn, once, of attributes that are too large to be saved."""
-        if large and not self._told:
-            self._told = True
+        if large and "large" not in self._told:
+            self._told.add("large")
             message = (
                 f"{', '.join(large)}: the training changes this, but it is too large for an attribute (more than "
-                "64 MiB, or 20,000 items), so it is not in the checkpoint. Make it a buffer of the module, or track "
-                "it; if each step computes it again, delete it before step()"
+                "64 MiB, 20,000 items, or 5,000 objects), so it is not in the checkpoint. Make it a buffer of the "
+                "module, or track it; if each step computes it again, delete it before step()"
             )
             warnings.warn(message, CheckpointWarning, stacklevel=5)
 
-    def _storable(self, values: dict[str, dict[str, Any]], large: list[str]) -> dict[str, dict[str, Any]]:
-        """Return the values that can be stored and do not share memory with the tracked objects.
+    def _tell_lost(self, lost: dict[str, Any]) -> None:
+        """Warn, once, of objects that no restart can make again, if they are the same as at the call before.
 
-        Adds the paths of those that are too large to `large`, unless they belong to data, which may be a cache, or to
-        the graph of a backward pass.
+        An object that each step creates again need not be saved.
         """
-        owned: set[int] | None = None
-        sizes: list[tuple[int, str, str]] = []
-        for path, found in values.items():
-            for name, value in list(found.items()):
-                with suppress(StateError, RuntimeError):
-                    flat = trees.flatten(ATTRIBUTES, value) if type(value) not in ATOMS else None
-                    tensors = [one for _, one in flat.leaves if hasattr(one, "untyped_storage")] if flat else []
-                    if tensors and owned is None:
-                        owned = self._owned()
-                    if not any(storage(one) in owned for one in tensors if owned):
-                        is_bound = name in _TENSORS
-                        sizes.append(
-                            (0 if is_bound or not flat else sum(one.nbytes for _, one in flat.leaves), path, name)
-                        )
-                        continue
-                del found[name]
-        left = MOST_BYTES
-        for size_bytes, path, name in sorted(sizes):
-            left -= size_bytes
-            if left < 0 and size_bytes:
-                is_data = any(path.startswith(part) for part in self._objects if part.endswith(_DATA))
-                if not (has_graph(values[path].pop(name)) or is_data):
-                    large.append(f"{path}.{name}")
-        return {path: found for path, found in values.items() if found}
+        now = {where: _inside(one) or [one] for where, one in lost.items()}
+        found = [
+            where for where, ones in now.items() if any(one is old for one in ones for old in self._lost.get(where, ()))
+        ]
+        self._lost = now
+        if found and "lost" not in self._told:
+            self._told.add("lost")
+            reason = self._why(lost[found[0]])
+            message = (
+                f"{', '.join(found)}: created by the training, and a restart cannot create it ({reason}), so it is not "
+                "in the checkpoint. Create it before restore(): the attributes that change are then saved; or track it"
+            )
+            warnings.warn(message, CheckpointWarning, stacklevel=5)
 
-    def _owned(self) -> set[int]:
-        """Return the memory of the tensors that the `state_dict` of a tracked module has."""
-        modules = [one for one in self._objects.values() if is_module(one)]
-        every = (tensor for one in modules for tensor in saved_tensors(one))
-        return {storage(tensor) for tensor in every} - {0}
-
-    def _attributes(self, one: _Holder) -> Iterator[tuple[str, Any]]:
-        """Yield the attributes of an object that may be saved, without those in which other objects are searched."""
-        excluded = _excluded(type(one.value))
-        hidden = hides(type(one.value))
-        for name, value in list(vars(one.value).items()):
-            if name not in excluded and name not in one.inner and not (hidden and hidden(name)):
-                yield name, value
-        yield from one.tensors.items()
+    def _why(self, value: Any) -> str:
+        try:
+            omitted = Description(self._start, value).omitted
+        except (TypeError, RecursionError) as error:
+            return str(error)
+        return f"attribute {', '.join(omitted)}" if omitted else "it holds parameters of a tracked module"
 
     def _named(self) -> dict[str, Named]:
         """Return the modules of each part, with their paths; none for other objects."""
         known = {part: one.pairs for part, one in self._known.items() if one.are_same()}
         return {part: known.get(part) or named_modules(one, part) for part, one in self._objects.items()}
 
-    def _holders(self, named: Mapping[str, Named], among: Mapping[str, Named]) -> Iterator[_Holder]:
-        """Yield the tracked objects and those inside; of the modules in `named`, only those in `among`."""
-        seen = {id(inner) for modules in named.values() for _, inner in modules}
-        seen |= {id(one) for one in self._objects.values()}
-        for part, one in self._objects.items():
-            if named[part]:
-                for path, module in among[part]:
-                    hidden = {key: module._buffers[key] for key in sorted(module._non_persistent_buffers_set)}
-                    hidden = {key: tensor for key, tensor in hidden.items() if tensor is not None}
-                    held = {"_buffers": hidden} if module._non_persistent_buffers_set else {}
-                    yield from self._below(part, path, module, held, seen, _DEPTH)
-            else:
-                yield from self._below(part, part, one, {}, seen, _DEPTH)
 
-    def _below(
-        self, part: str, path: str, value: Any, tensors: dict[str, dict[str, Any]], seen: set[int], depth: int
-    ) -> Iterator[_Holder]:
-        inner: dict[str, list[tuple[str, Any]]] = {}
-        excluded, hidden = _excluded(type(value)), hides(type(value))
-        for name, one in list(vars(value).items()) if depth else ():
-            if type(one) in ATOMS or name in excluded or (hidden and hidden(name)):
-                continue
-            if found := [(f"{path}.{name}{key}", each) for key, each in _objects_in(one)]:
-                inner[name] = found
-        yield _Holder(part, path, value, tensors, inner)
-        for below, one in (pair for pairs in inner.values() for pair in pairs):
-            for inside, each in named_modules(one, below) or [(below, one)]:
-                if id(each) not in seen:
-                    seen.add(id(each))
-                    held = {key: dict(vars(each)[key]) for key in _TENSORS} if is_module(each) else {}
-                    yield from self._below(part, inside, each, held, seen, depth - 1)
+def _inside(value: Any) -> list[Any]:
+    """Return the objects of the script in a value."""
+    return [one for _, one in objects_in(value)]
 
 
-def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some objects whose attributes are saved: modules, optimizers, and what loaders take data from."""
-    torch, found = loaded("torch"), {}
-    for name, one in objects.items() if torch is not None else ():
-        if is_module(one) or isinstance(one, torch.optim.Optimizer):
-            found[name] = one
-            continue
-        for suffix in _DATA:
-            data = getattr(one, suffix[1:], None)
-            kind = type(data)
-            is_known = is_of_script(kind) or kind.__module__ == "torch.utils.data.dataset"
-            if is_known and not hasattr(data, "state_dict") and isinstance(getattr(data, "__dict__", None), dict):
-                found[name + suffix] = data
-    return found
+def _place(holder: Any, name: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the dict and the key of an attribute; None if the script now has a buffer or a module of this name."""
+    content = vars(holder)
+    if name.startswith(_INNER):
+        return content["_modules"], name.removeprefix(_INNER)
+    is_taken = is_module(holder) and any(name in content[kind] for kind in (*TENSORS, "_modules"))
+    return None if is_taken else content, name
 
 
-def _objects_in(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the modules and the objects of the script in an attribute, each with a suffix for its path."""
-    if _is_holder(value):
-        yield "", value
-    elif isinstance(value, list | tuple | dict) and len(value) <= _ITEMS:
-        items = value.items() if isinstance(value, dict) else enumerate(value)
-        yield from ((f"[{key!r}]", one) for key, one in items if type(one) not in ATOMS and _is_holder(one))
-
-
-def _is_other(value: Any, before: Any) -> bool:
-    """Return whether an object of the script has replaced another one of its class."""
-    return value is not before and type(value) is type(before) and _is_holder(value) and not is_module(value)
-
-
-def _is_holder(value: Any) -> bool:
-    if is_module(value):
-        return True
-    kind = type(value)
-    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, _NO_HOLDERS):
-        return False
-    return is_of_script(kind) and rng.generator(value) is None and not isinstance(value, list | dict | tuple | deque)
-
-
-def _excluded_of(kind: type) -> frozenset[str]:
-    """Return the attributes that a library uses itself."""
-    torch = loaded("torch")
-    if torch is not None and issubclass(kind, torch.nn.Module):
-        return frozenset(vars(torch.nn.Module()))
-    if torch is not None and issubclass(kind, torch.optim.Optimizer):
-        return frozenset({"defaults", "state", "param_groups"})
-    return frozenset()
-
-
-# With the types of plain functions: mypy takes a class of any kind for unhashable.
-_excluded: Callable[[type], frozenset[str]] = cache(_excluded_of)
+def _has_gradient(value: Any) -> bool:
+    return bool(getattr(value, "requires_grad", False))
 
 
 def _fill(target: dict[str, Any], content: Mapping[str, Any], refill: Refill) -> None:

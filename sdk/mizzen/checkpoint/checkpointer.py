@@ -237,6 +237,7 @@ class Checkpointer(StateSaver):
             action = StepAction.NOTHING
         self._roots.insist(action in (StepAction.NOTHING, StepAction.SAVE))
         if action is StepAction.NOTHING or (action is StepAction.FLUSH and self._is_sending_ahead(step)):
+            self._tracked.look()
             return self._status(False)
         if action is StepAction.FLUSH and self._saving.holds(step):
             self._saving.wait_tolerating()

@@ -18,7 +18,8 @@ def moved(new: Any, old: Any, device: Any) -> Any:
         return new if device is None else new.to(device)
     if isinstance(new, dict):
         before = old if isinstance(old, dict) else {}
-        new.update({key: moved(one, before.get(key), device) for key, one in new.items()})
+        for key, one in new.items():  # Not `update`, with which a Counter would add.
+            new[key] = moved(one, before.get(key), device)
         return new
     if isinstance(new, list | tuple | deque):
         items = [moved(one, None, device) for one in new]

@@ -18,9 +18,9 @@ def equal_attributes(saved: Sequence[Mapping[str, Any]], where: str) -> dict[str
     A `CheckpointWarning` names the others, of the checkpoint `where`.
     """
     flat = [dict(_flat(one)) for one in saved]
-    names = list(dict.fromkeys(name for one in flat for name in one))
-    equal = [name for name in names if all(name in one and _is_equal(one[name], flat[0][name]) for one in flat)]
-    if lost := [f"{path}.{name}" if name else path for _, path, name in names if (_, path, name) not in equal]:
+    names = dict.fromkeys(name for one in flat for name in one)
+    equal = {name for name in names if all(name in one and _is_equal(one[name], flat[0][name]) for one in flat)}
+    if lost := [f"{path}.{name}" if name else path for kind, path, name in names if (kind, path, name) not in equal]:
         more = f" and {len(lost) - _TOLD} more" if len(lost) > _TOLD else ""
         message = (
             f"{where}: the gang had {len(saved)} ranks, and these attributes differed between them, so they are not "
@@ -29,20 +29,20 @@ def equal_attributes(saved: Sequence[Mapping[str, Any]], where: str) -> dict[str
         warnings.warn(message, CheckpointWarning, stacklevel=8)
     if not equal:
         return {}
-    found: dict[str, Any] = {"values": {}, "generators": {}, "members": {}, "modes": {}, "apart": {}}
-    found["replaced"] = dict(saved[0].get("replaced", {}))
-    for kind, path, name in equal:
+    found: dict[str, Any] = {"values": {}, "generators": {}, "modes": {}, "apart": {}, "made": {}}
+    for kind, path, name in filter(equal.__contains__, names):
         if kind == "modes":
             found[kind][path] = flat[0][kind, path, name]
             continue
         found[kind].setdefault(path, {})[name] = flat[0][kind, path, name]
-        if kind == "values" and name in saved[0].get("apart", {}).get(path, ()):
-            found["apart"].setdefault(path, []).append(name)
+        for more in ("apart", "made") if kind == "values" else ():
+            if name in saved[0].get(more, {}).get(path, ()):
+                found[more].setdefault(path, []).append(name)
     return found
 
 
 def _flat(saved: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str, str], Any]]:
-    for kind in ("values", "generators", "members"):
+    for kind in ("values", "generators"):
         for path, found in saved.get(kind, {}).items():
             yield from (((kind, path, name), one) for name, one in found.items())
     yield from ((("modes", path, ""), mode) for path, mode in saved.get("modes", {}).items())

@@ -28,6 +28,12 @@ class Large(NamedTuple):
     """Differs after most changes."""
 
 
+class Unchanging(NamedTuple):
+    """The mark of a value that cannot change in place, but is no number or text."""
+
+    mark: Any
+
+
 def is_atom(value: Any) -> bool:
     """Return whether a value cannot change in place."""
     kind = type(value)

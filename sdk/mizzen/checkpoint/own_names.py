@@ -1,13 +1,15 @@
 """Tells the private attributes of a script's own class from those of the library's class that it extends.
 
 An optimizer, a LightningModule or a callback has private attributes of its library, which a restart must not set. An
-attribute is the script's own if its name is in the script's code and not in the code of the library's classes.
+attribute is the script's own if its name is in the script's code and not in the code of the library's classes. The
+script's code is that of its classes, of the functions that run when an object of such a class is first looked at (as
+the main part of the script), and of the other functions and classes in their files.
 """
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
-from types import CodeType, FunctionType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from mizzen.checkpoint.libraries import is_of_library
@@ -32,11 +34,12 @@ def _hides(kind: type) -> Callable[[str], bool] | None:
     if not is_strict and not any(one.__module__.startswith(_HIDING) for one in kind.__mro__):
         return None
     ours = [one for one in kind.__mro__ if _is_of_script(one)]
-    scopes = {id(scope): scope for one in ours for code in _codes(vars(one).values()) if (scope := code[1])}
+    codes = [*_running(), *_codes(ours)]
     # Also functions and other classes of the script: a callback may set attributes of a module.
-    inside = [value for scope in scopes.values() for value in scope.values() if _is_in(scope, value)]
-    own = _names([*ours, *inside], texts=True)
-    own -= _names([one for one in kind.__mro__ if one not in ours], texts=False)
+    scopes = {id(scope): scope for _, scope in codes}
+    codes += _codes(value for scope in scopes.values() for value in [*scope.values()] if _is_in(scope, value))
+    own = _names((code for code, _ in codes), texts=True)
+    own -= _names((code for code, _ in _codes(one for one in kind.__mro__ if one not in ours)), texts=False)
     return lambda name: (is_strict or name.startswith("_")) and name not in own
 
 
@@ -44,10 +47,21 @@ def _is_in(scope: dict[str, Any], value: Any) -> bool:
     return isinstance(value, type | FunctionType) and value.__module__ == scope.get("__name__")
 
 
-def _names(values: Iterable[Any], *, texts: bool) -> set[str]:
+def _running() -> Iterator[tuple[CodeType, dict[str, Any]]]:
+    """Yield the code of the script's functions that run now, each with its global names."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        scope = frame.f_globals
+        name, file = scope.get("__name__", ""), frame.f_code.co_filename
+        if name == "__main__" or not (name.startswith("mizzen.") or is_of_library(file) or file.startswith("<")):
+            yield frame.f_code, scope
+        frame = frame.f_back
+
+
+def _names(codes: Iterable[CodeType], *, texts: bool) -> set[str]:
     """Return the names of attributes and variables in the code of functions and classes; `texts`: also texts."""
     found = set[str]()
-    left = [code for code, _ in _codes(values)]
+    left = [*codes]
     while left:
         code = left.pop()
         found.update(code.co_names)

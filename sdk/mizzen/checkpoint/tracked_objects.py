@@ -150,6 +150,11 @@ class Tracked:
         self._tell_change(next((name for name, size in self._sizes.items() if len(state[name]) != size), None))
         return state
 
+    def look(self) -> None:
+        """Look at the plain attributes after a step without a save; see `ChangedAttributes.look`."""
+        if self._held is None or self._held.is_set:
+            self._attributes.look()
+
     def _tell_change(self, part: str | None) -> None:
         """Warn, once, that a part has other entries than at the start; None: no part."""
         if part is None or not self.tells_changes:

@@ -369,5 +369,7 @@ class ResilientCallback(Callback):
                     extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer), _STOPS: trainer.should_stop}
                     extra |= {_FROZEN: self._frozen.changed(_FROZEN), ATTRIBUTES: self._attributes.changed()}
                     self.files.save(self._step, Path(folder), extra)
+        else:
+            self._attributes.look()
         if action in (StepAction.FLUSH, StepAction.LEAVE):
             self.files.leave()

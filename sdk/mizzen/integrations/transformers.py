@@ -312,6 +312,7 @@ class ResilientCallback(TrainerCallback):
         if action is StepAction.LEAVE:
             self.files.leave()
         if action is StepAction.NOTHING:
+            self._attributes.look()
             return
         if action is StepAction.FLUSH:
             # After a notice there is no time to evaluate or log.

@@ -1,0 +1,121 @@
+"""Finds the objects whose plain attributes are saved: tracked ones, and objects of the script's classes inside."""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from enum import Enum
+from functools import cache
+from types import FunctionType, ModuleType
+from typing import Any, NamedTuple
+
+from mizzen.checkpoint import rng
+from mizzen.checkpoint.known_modules import Named, is_module, named_modules
+from mizzen.checkpoint.marks import ATOMS
+from mizzen.checkpoint.own_names import hides, is_of_script
+from mizzen.checkpoint.tensors import loaded
+
+TENSORS = ("_parameters", "_buffers")
+DATA = (".dataset", ".collate_fn")
+"""How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
+_ITEMS = 100
+"""Lists and dicts with more items are not searched for objects."""
+_DEPTH = 4
+_NO_HOLDERS = (type, FunctionType, ModuleType, Enum, list, dict, tuple, deque)
+
+
+class AttributeHolder(NamedTuple):
+    """An object with attributes."""
+
+    part: str
+    path: str
+    value: Any
+    is_inside: bool = False
+    """Whether it is not a tracked object, nor a module of one: no `state_dict` has its parameters and buffers."""
+
+    def attributes(self) -> Iterator[tuple[str, Any]]:
+        """Yield the attributes that may be saved."""
+        excluded, hidden = excluded_of(type(self.value)), hides(type(self.value))
+        for name, value in list(vars(self.value).items()):
+            if name not in excluded and not (hidden and hidden(name)):
+                yield name, value
+
+    def tensors(self) -> dict[str, dict[str, Any]]:
+        """Return the parameters and buffers that no `state_dict` of a tracked object has, by the attribute."""
+        if not is_module(self.value):
+            return {}
+        if self.is_inside:
+            return {key: dict(vars(self.value)[key]) for key in TENSORS}
+        hidden = sorted(self.value._non_persistent_buffers_set)
+        found = {key: self.value._buffers[key] for key in hidden if self.value._buffers[key] is not None}
+        return {"_buffers": found} if hidden else {}
+
+
+def holders(
+    objects: Mapping[str, Any], named: Mapping[str, Named], among: Mapping[str, Named]
+) -> Iterator[AttributeHolder]:
+    """Yield the tracked objects and those inside; of the modules in `named`, only those in `among`."""
+    seen = {id(inner) for modules in named.values() for _, inner in modules}
+    seen |= {id(one) for one in objects.values()}
+    for part, one in objects.items():
+        for path, value in among[part] if named[part] else [(part, one)]:
+            holder = AttributeHolder(part, path, value)
+            yield holder
+            yield from _below(holder, seen, _DEPTH)
+
+
+def _below(holder: AttributeHolder, seen: set[int], depth: int) -> Iterator[AttributeHolder]:
+    for name, value in holder.attributes() if depth else ():
+        for suffix, one in objects_in(value):
+            path = f"{holder.path}.{name}{suffix}"
+            for inside, inner in named_modules(one, path) or [(path, one)]:
+                if id(inner) not in seen:
+                    seen.add(id(inner))
+                    below = AttributeHolder(holder.part, inside, inner, True)
+                    yield below
+                    yield from _below(below, seen, depth - 1)
+
+
+def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of some objects whose attributes are saved: modules, optimizers, and what loaders take data from."""
+    torch, found = loaded("torch"), {}
+    for name, one in objects.items() if torch is not None else ():
+        if is_module(one) or isinstance(one, torch.optim.Optimizer):
+            found[name] = one
+            continue
+        for suffix in DATA:
+            data = getattr(one, suffix[1:], None)
+            kind = type(data)
+            is_known = is_of_script(kind) or kind.__module__ == "torch.utils.data.dataset"
+            if is_known and not hasattr(data, "state_dict") and isinstance(getattr(data, "__dict__", None), dict):
+                found[name + suffix] = data
+    return found
+
+
+def objects_in(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the modules and the objects of the script in an attribute, each with a suffix for its path."""
+    if _is_holder(value):
+        yield "", value
+    elif isinstance(value, list | tuple | dict) and len(value) <= _ITEMS:
+        items = value.items() if isinstance(value, dict) else enumerate(value)
+        yield from ((f"[{key!r}]", one) for key, one in items if type(one) not in ATOMS and _is_holder(one))
+
+
+def _is_holder(value: Any) -> bool:
+    if is_module(value):
+        return True
+    if not isinstance(getattr(value, "__dict__", None), dict) or isinstance(value, _NO_HOLDERS):
+        return False
+    return is_of_script(type(value)) and rng.generator(value) is None
+
+
+def _excluded_of(kind: type) -> frozenset[str]:
+    """Return the attributes that a library uses itself."""
+    torch = loaded("torch")
+    if torch is not None and issubclass(kind, torch.nn.Module):
+        return frozenset(vars(torch.nn.Module()))
+    if torch is not None and issubclass(kind, torch.optim.Optimizer):
+        return frozenset({"defaults", "state", "param_groups"})
+    return frozenset()
+
+
+# With the types of plain functions: mypy takes a class of any kind for unhashable.
+excluded_of: Callable[[type], frozenset[str]] = cache(_excluded_of)
