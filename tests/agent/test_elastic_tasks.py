@@ -54,11 +54,12 @@ def _attempt(folder: Path, attempt: int, tasks: int, saved_tasks: int | None) ->
     finally:
         for one in processes:
             one.kill()
+            one.wait()
     return sorted(_lines(journal))
 
 
 def _newest(root: Path) -> int:
-    found = [one.step for one in open_checkpoints(f"file://{root}/").list()] if root.exists() else []
+    found = [one.step for one in open_checkpoints(f"file://{root}/").list()] if (root / "log").exists() else []
     return max(found, default=0)
 
 

@@ -28,6 +28,7 @@ from mizzen.checkpoint import (
 from mizzen.memory import connection, wire
 from mizzen.memory.memory_store import open_memory, token_of
 from mizzen.objects.files import FileStore
+from mizzen.objects.store import ObjectInfo
 from tests.netns.namespaces import Network, why_not
 from tests.sdk import memory_servers
 from tests.sdk.scripts import SDK
@@ -337,6 +338,31 @@ def test_a_peer_that_comes_later_gets_earlier_parts(tmp_path: Path, machines: li
     assert all(uri.startswith("memory+") for uri in found.verified)
     holder.kill()
     holder.communicate()
+
+
+def test_an_address_that_is_removed_or_damaged_hides_no_other(
+    tmp_path: Path, machines: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after the loss of a machine, when several processes look for servers, and one removes the address."""
+    root, options = tmp_path / "root", {"peers": True, "address": "127.0.0.1"}
+    holder = _hold(root, machines[1], "127.0.0.1")
+    assert _open(root, machines[0], **options).try_save(1, _state(1))
+    memory_servers.kill(machines[0])
+    (root / "memory" / "servers" / "damaged.json").write_text("[]")
+    listed = FileStore.list
+
+    def with_removed(store: FileStore, prefix: str, *, after: str = "") -> Iterator[ObjectInfo]:
+        yield from listed(store, prefix, after=after)
+        if prefix == "memory/servers/":
+            yield ObjectInfo("memory/servers/removed.json", 2, "")
+
+    monkeypatch.setattr(FileStore, "list", with_removed)
+    with pytest.warns(CheckpointWarning, match=r"damaged\.json: not the address of a memory server"):
+        found = _open(root, machines[2], **options).load_latest()
+        holder.kill()
+        holder.communicate()
+    assert found is not None and found.step == 1
+    assert all(uri.startswith("memory+") for uri in found.verified)
 
 
 def test_a_full_server_is_a_warning(tmp_path: Path, machines: list[Path]) -> None:

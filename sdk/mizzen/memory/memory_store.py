@@ -160,8 +160,14 @@ class MemoryStore(ObjectStore):
 
     def _reached(self, name: str, key: str) -> MemoryServer | None:
         """Return the server with an address; None, and remove the address, if there is no such server any more."""
-        told = json.loads(self._bucket.get(key))
-        server = remote_server(str(told["host"]), int(told["port"]), self._token)
+        try:
+            told = json.loads(self._bucket.get(key))
+            server = remote_server(str(told["host"]), int(told["port"]), self._token)
+        except MissingObject:
+            return None  # Another process has just removed it.
+        except (ValueError, TypeError, KeyError) as error:
+            self._tell(f"{self._bucket.uri(key)}: not the address of a memory server: {error!r}")
+            return None
         try:
             server.greet()
             gone = server.id != name
