@@ -51,7 +51,7 @@ LINES = (
     Line("load into a live model, torch.load", 1.0, at_least=True),
     Line("memory beside a live model, of 64 MiB", 1.0),
     Line("save of small tensors, torch.save", 1.0, at_least=True),
-    Line("stall with small tensors", 0.3),
+    Line("stall with small tensors", 0.25),
     Line("save, sha256", None),
     Line("load, warm, sha256", None),
 )

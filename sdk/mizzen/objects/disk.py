@@ -97,14 +97,15 @@ def idle(descriptor: int, idle_s: float) -> bool:
 
 def write(descriptor: int, body: Body) -> None:
     """Write the content of a new file and sync it to the disk."""
-    written = 0
+    begun = written = 0
     for view in _views(body):
         while view:
             count = os.write(descriptor, view[:_WRITE_BYTES])
-            if count == _WRITE_BYTES:
-                # Start the writeback now, in parallel with the next writes: takes half the time of a single fsync.
-                _begin_writeback(descriptor, written, count)
             written += count
+            if written - begun >= _WRITE_BYTES:
+                # Start the writeback now, in parallel with the next writes: takes half the time of a single fsync.
+                _begin_writeback(descriptor, begun, written - begun)
+                begun = written
             view = view[count:]
     os.fsync(descriptor)
 
