@@ -7,6 +7,7 @@ are copied in batches. The resulting file is identical to the one of `parts.enco
 
 import contextlib
 import gc
+import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
@@ -23,8 +24,6 @@ _LEAST = 64
 """Minimum number of tensors of a part whose layout is cached; also the minimum number of tensors in a copy piece."""
 _PIECES = 16
 """Small tensors are copied in this many pieces by two threads: one core does not saturate the memory bandwidth."""
-_FIRST_PIECES = 5
-"""Pieces in the first copy: a second thread makes it while this thread holds the GIL and compares the other tensors."""
 
 
 class Encoder:
@@ -192,6 +191,7 @@ class _Layout:
                     ready.append((copy, sources))
                     # Copying may start before all forms are compared: if a later form differs, the blocks are dropped.
                     helper = helper or workers.submit(_make_all, ready)
+                    time.sleep(0)  # Passes the GIL to the other thread, which would get it only after 5 ms.
                 if not self._others_unchanged(values):
                     return False
             except RuntimeError:  # A tensor no longer has memory of its own, for example because it is sparse now.
@@ -243,13 +243,9 @@ def _pieces(group: list[tuple[int, Any]]) -> Iterator[tuple[list[tuple[int, Any]
         else:
             runs.append((run, alone))
     size = max(_LEAST, -(-len(group) // _PIECES))
-    first = _FIRST_PIECES * size
     for run, flat in runs:
-        low = 0
-        while low < len(run):
-            high = low + first
-            yield run[low:high], flat
-            low, first = high, size
+        for low in range(0, len(run), size):
+            yield run[low : low + size], flat
 
 
 def _make_all(ready: "deque[tuple[_Copy, list[Any]]]") -> None:
