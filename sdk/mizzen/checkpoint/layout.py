@@ -103,7 +103,7 @@ class _Copy(NamedTuple):
     leaves: list[int]
     form: _Form
     target: Any
-    """A one-dimensional tensor if all tensors have one dimension and one type; otherwise a list of a tensor for each."""
+    """A one-dimensional tensor if all tensors have one dimension and one type; otherwise a list with one for each."""
 
     def make(self, sources: list[Any]) -> None:
         """Copy `sources` into the block. Their form must equal `form`, because the block is sized for it."""
