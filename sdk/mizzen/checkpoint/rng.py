@@ -88,9 +88,12 @@ class HeldGenerators:
     """Loaded states of the global random generators, which the first loader that resumes its iteration sets, once."""
 
     def __init__(self, state: dict[str, Any], also: Callable[[], None] = lambda: None) -> None:
-        """`also` is called when they are set: it restores what the start of a resumed epoch may have changed, too."""
+        """`also` is called when they are set: it restores what the start of a resumed epoch may have changed, too.
+
+        A loader calls `also` before its workers start, too, because they copy the data.
+        """
         self.state = state
-        self._also = also
+        self.also = also
         self.is_set = False
         """Whether they were set, or will not be, because the training has gone on without them."""
         self.by: object = None
@@ -101,7 +104,7 @@ class HeldGenerators:
         if not self.is_set:
             self.is_set = True
             restore_shared(self.state)
-            self._also()
+            self.also()
 
 
 def generator(value: Any) -> Access | None:

@@ -161,6 +161,8 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
             order.begin()
         is_empty = True
         try:
+            if self.num_workers and not self._looks.is_repeated:
+                self._restore_data()
             batches = super().__iter__()
             if not self._looks.is_repeated:
                 self._restore_generators()
@@ -301,6 +303,12 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         waits = bool(self._within or self._looks.awaited)
         self._resume, self._others = (held, None) if waits else (None, held)
         return waits
+
+    def _restore_data(self) -> None:
+        """Restore the attributes of the data before workers copy them; the generators are restored after that."""
+        for held in (self._resume, self._others):
+            if held is not None and not (held.is_set and self._looks.has_trained()):
+                held.also()
 
     def _restore_generators(self) -> None:
         resume, self._resume = self._resume, None
