@@ -162,7 +162,7 @@ def test_attributes_of_callbacks_and_the_trainer_of_transformers(
 def test_a_training_that_a_callback_has_stopped_stays_so(
     strategy: str, best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is killed at its very end. The next process neither trains nor evaluates more, and has the same weights."""
+    """After a kill at the very end, the next process neither trains nor evaluates; its weights are the same."""
     monkeypatch.chdir(tmp_path)
     found, weights = [], []
     for _ in range(2):

@@ -319,7 +319,7 @@ def test_what_each_step_creates_again_is_not_told() -> None:
 
 
 def test_another_script_resumes() -> None:
-    """A class that the script has no more is told, and the attribute keeps its value."""
+    """If the script has removed a class, the restore warns, and the attribute keeps the value of the script's start."""
     net: Any = Net()
     attributes = ChangedAttributes()
     attributes.begin({"net": net})
@@ -333,7 +333,7 @@ def test_another_script_resumes() -> None:
 
 @pytest.mark.parametrize("name", ["os.system", "subprocess.Popen", "torch.load", "builtins.eval", "pathlib.Path"])
 def test_a_checkpoint_makes_nothing_of_libraries(name: str) -> None:
-    """Whoever writes a checkpoint cannot name a function or class of a library."""
+    """A restore refuses functions and classes of libraries, so a forged checkpoint cannot call them."""
     module, _, last = name.rpartition(".")
     for tree in (["name", module, last], ["object", module, last, True, []], ["items", [module, last], [], None, []]):
         saved = {

@@ -180,12 +180,8 @@ class ChangedAttributes:
 
     def _find(self, found: Found, one: AttributeHolder, name: str, value: Any, before: _Before) -> None:
         """Add an attribute to `found` if it has changed. Its value is no number or text."""
-        where, old, mark, is_data = (
-            f"{one.path}.{name}",
-            before.values.get(name, before),
-            self._mark(value),
-            one.part.endswith(DATA),
-        )
+        where, is_data = f"{one.path}.{name}", one.part.endswith(DATA)
+        old, mark = before.values.get(name, before), self._mark(value)
         if mark is None:
             if not is_data and (value is not old or name in before.marks) and any(map(is_made, _inside(value))):
                 found.lost[where] = value

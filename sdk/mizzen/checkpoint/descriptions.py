@@ -94,7 +94,7 @@ class Description:
         self._known = known
         self._seen: dict[int, int] = {}
         self._values: list[Any] = []
-        """Those that were seen: they keep their addresses."""
+        """The described objects. They stay referenced, so that no other object gets the `id` of one."""
         self._left = _MOST_NODES
         self.omitted: list[str] = []
         """Attributes of objects that cannot be described, with their types."""

@@ -39,8 +39,8 @@ class Found:
 def storable(values: ByPath, objects: Mapping[str, Any]) -> tuple[ByPath, list[str]]:
     """Return the values that can be stored and do not share memory with the tracked `objects`.
 
-    Also returns the paths of those that are too large, without those that belong to data, which may be a cache, or to
-    the graph of a backward pass.
+    Also returns the paths of the values that are too large. Two kinds of large values are left out: attributes of
+    datasets and collators, which may be caches, and tensors with a graph for a backward pass.
     """
     owned: set[int] | None = None
     sizes: list[tuple[int, str, str]] = []
