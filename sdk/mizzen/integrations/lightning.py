@@ -64,20 +64,14 @@ def lacks(folder: Path) -> str | None:
     return next((f"{name} in {_FILE}" for name in _NEEDED if name not in found), None)
 
 
-def _after(
-    loop: Any, method: str, call: Callable[[], object] | None, first: Callable[[], object] = lambda: None
-) -> None:
-    """Make a loop of Lightning call `call` at the end of one of its methods; None: restore the original method.
-
-    `first` is called at the beginning of the method.
-    """
+def _after(loop: Any, method: str, call: Callable[[], object] | None) -> None:
+    """Make a loop of Lightning call `call` at the end of one of its methods; None: restore the original method."""
     vars(loop).pop(method, None)
     plain = getattr(loop, method, None)  # The loop over batches has no `on_advance_start`.
     if plain is None:
         return
 
     def both(*arguments: Any) -> None:
-        first()
         plain(*arguments)
         if call is not None:
             call()
@@ -253,8 +247,29 @@ class ResilientCallback(Callback):
         self._loaded = self.files.load()
         return None if self._loaded is None else str(self._loaded.folder / _FILE)
 
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Prepare Lightning's loop to restore what the hooks `on_train_start` change, and to end a training twice."""
+        del pl_module
+        fit = trainer.fit_loop
+        _after(fit, "on_run_start", partial(self._restore_rest, trainer))
+        _after(fit, "run", None)
+        vars(fit)["run"] = partial(self._run, trainer, fit.run)
+
+    def _run(self, trainer: Trainer, plain: Callable[[], None]) -> None:
+        """Run the training. If it had taken its last step before it was killed, call the hooks that follow this step.
+
+        No checkpoint contains what they change. Lightning itself would call no hooks, and restore no attributes.
+        """
+        fit = trainer.fit_loop
+        fit.setup_data()
+        if self._loaded is None or not trainer.limit_train_batches or not fit.done:
+            plain()
+        else:
+            fit.on_run_start()
+            fit.on_run_end()
+
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's signal handler, and restore the random generators, which the load has used."""
+        """Replace Lightning's signal handler, and restore the position in the data and what was logged."""
         self.files.agree = ddp.agreement()
         # Lightning's own handler waits for all ranks, although only one may have received the signal. It also stops
         # during a validation, when no checkpoint can be saved.
@@ -265,8 +280,7 @@ class ResilientCallback(Callback):
         # plateau schedule, which would be missing in a training that resumes from a checkpoint of a hook.
         _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
         _after(trainer.fit_loop, "on_advance_end", partial(self._end_epoch, trainer))
-        # Not at once, because `on_train_start` of the module follows.
-        _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer), self._restore_attributes)
+        _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer))
         self._attributes.begin(_with_attributes(trainer))
         self._frozen.begin({_FROZEN: pl_module})
         _go_on_averaging(trainer, pl_module)
@@ -286,7 +300,6 @@ class ResilientCallback(Callback):
             # Lightning does not save that a callback, such as EarlyStopping, has stopped the training.
             trainer.should_stop = trainer.should_stop or self._loaded.state[_STOPS]
             self._frozen.change(_FROZEN, self._loaded.state.get(_FROZEN, {}))
-            _restore_generators(trainer, self._loaded.state[_RNG])
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Set the data position to the epoch's beginning: with `limit_train_batches` the last epoch ended early."""
@@ -310,17 +323,29 @@ class ResilientCallback(Callback):
         trainer.fit_loop._restarting = False
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Put back Lightning's own methods."""
+        """Put back Lightning's own methods, and remove the files of the checkpoint that was loaded."""
         del pl_module
         for loop in (trainer.fit_loop, trainer.fit_loop.epoch_loop):
-            for method in ("on_advance_start", "on_advance_end", "on_run_start"):
+            for method in ("on_advance_start", "on_advance_end", "on_run_start", "run"):
                 _after(loop, method, None)
+        self._close()
 
     def _start_epoch(self, trainer: Trainer) -> None:
         _after(trainer.fit_loop, "on_advance_start", None)  # Only the first epoch of a process is a resumed one.
         if trainer.fit_loop.restarted_mid_epoch:
             _begin_resumed_epoch(trainer, None if self._loaded is None else self._loaded.folder / _FILE)
             self._restore_attributes()
+
+    def _restore_rest(self, trainer: Trainer) -> None:
+        """Restore what the hooks `on_train_start` may have changed."""
+        self._restore_attributes()
+        if self._loaded is not None:
+            _restore_generators(trainer, self._loaded.state[_RNG])
+
+    def _close(self) -> None:
+        if self._loaded is not None:
+            self._loaded.close()
+            self._loaded = None
 
     def _restore_attributes(self) -> None:
         if self._loaded is not None:
@@ -331,9 +356,7 @@ class ResilientCallback(Callback):
         if trainer.global_step == self._step:
             return
         self._step = trainer.global_step
-        if self._loaded is not None:
-            self._loaded.close()
-            self._loaded = None
+        self._close()
         fit = trainer.fit_loop
         if not (fit.epoch_loop._is_training_done or (trainer.should_stop and fit._can_stop_early)):
             self._act(trainer)
