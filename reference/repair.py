@@ -5,21 +5,47 @@ from dataclasses import replace
 
 from domain.criteria import PlanQuality
 from domain.priority import LOWEST_RANK
-from domain.scheduling import JobRequest, MachineState, PlacementRequest, Plan, RegionSnapshot
+from domain.scheduling import (
+    JobPlacement,
+    JobRequest,
+    MachineState,
+    PlacementRequest,
+    Plan,
+    RegionSnapshot,
+    RunningWorkload,
+)
 from reference.bids import bid
 from rms.repair import DamagedGang
 
 
-def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> Plan | None:
+def repair(
+    region: str,
+    machines: Iterable[MachineState],
+    gang: DamagedGang,
+    others: Iterable[RunningWorkload] = (),
+    now_s: float = 0.0,
+) -> Plan | None:
     """Returns the place where the gang continues, with the same result as `rms.repair.repair`."""
-    fleet = list(machines)
-    where = [[machine for machine, tasks in placement.machines for _ in range(tasks)] for placement in gang.placed]
+    fleet = tuple(machines)
     ids = {one.id for one in fleet}
-    lost = [machine for machines_ in where for machine in machines_ if machine not in ids]
-    if len(lost) > len([machine for machines_ in where for machine in machines_]) - len(lost):
+    where = [[machine for machine, tasks in placement.machines for _ in range(tasks)] for placement in gang.placed]
+    lost = [machine for own in where for machine in own if machine not in ids]
+    if len(lost) > len([machine for own in where for machine in own]) - len(lost):
         return None
-    before = list(fleet)
-    jobs = []
+    snapshot = RegionSnapshot(region, now_s, fleet, ())
+    plan = _in_place(snapshot, gang, where)
+    if plan is None and len([own for own in where if not ids.issuperset(own)]) == 1:
+        snapshot = RegionSnapshot(region, now_s, fleet, tuple(others))
+        plan = _in_place(snapshot, gang, where)
+    return None if plan is None or _is_worse_than_anew(snapshot, gang, where, plan) else plan
+
+
+def _in_place(snapshot: RegionSnapshot, gang: DamagedGang, where: list[list[str]]) -> Plan | None:
+    """Returns the place where the gang continues, whether or not a new one would be better."""
+    fleet, ids = list(snapshot.machines), {one.id for one in snapshot.machines}
+    jobs: list[JobPlacement] = []
+    victims: tuple[str, ...] = ()
+    quality = PlanQuality()
     for job, placement, own in zip(gang.request.jobs, gang.placed, where, strict=True):
         stay = [machine for machine in own if machine in ids]
         if len(stay) < len(own):
@@ -34,12 +60,14 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
                 gpu_types=() if placement.gpu_type is None else (placement.gpu_type,),
             )  # fmt: skip
             request = PlacementRequest(
-                gang.request.workload, gang.request.rank, (part,), avoids=gang.request.avoids,
-                tenant=gang.request.tenant,
+                gang.request.workload, gang.request.rank, (part,), gang.request.may_not_evict,
+                avoids=gang.request.avoids | {one.id for one in fleet if one not in near}, tenant=gang.request.tenant,
             )  # fmt: skip
-            plan = bid(RegionSnapshot(region, 0.0, tuple(near), ()), request).plan if near else None
+            plan = bid(replace(snapshot, machines=tuple(fleet)), request).plan
             if plan is None:
                 return None
+            if plan.victims:
+                victims, quality = plan.victims, plan.quality
             for machine, tasks in plan.jobs[0].machines:
                 stay += [machine] * tasks
                 fleet = [
@@ -55,8 +83,7 @@ def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> 
                 ]
         counts = tuple((machine, stay.count(machine)) for machine in sorted(set(stay)))
         jobs.append(replace(placement, machines=counts))
-    plan = Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
-    return None if _is_scattered(region, before, gang, where, plan) else plan
+    return Plan(gang.request.workload, snapshot.region, tuple(jobs), victims, quality)
 
 
 def shrink(
@@ -99,12 +126,10 @@ def _holds(machine: MachineState, job: JobRequest, tasks: int) -> bool:
     )
 
 
-def _is_scattered(
-    region: str, fleet: list[MachineState], gang: DamagedGang, where: list[list[str]], plan: Plan
-) -> bool:
-    """Returns whether a new place in the region is on fewer machines than the plan."""
+def _is_worse_than_anew(snapshot: RegionSnapshot, gang: DamagedGang, where: list[list[str]], plan: Plan) -> bool:
+    """Returns whether a new place in the region costs others less or, if it costs as much, is on fewer machines."""
     freed = []
-    for one in fleet:
+    for one in snapshot.machines:
         for job, own in zip(gang.request.jobs, where, strict=True):
             tasks = own.count(one.id)
             one = replace(
@@ -114,9 +139,13 @@ def _is_scattered(
             )  # fmt: skip
         freed.append(one)
     jobs = tuple(replace(job, tasks=len(own), most_tasks=0) for job, own in zip(gang.request.jobs, where, strict=True))
-    new = bid(RegionSnapshot(region, 0.0, tuple(freed), ()), replace(gang.request, jobs=jobs)).plan
+    new = bid(replace(snapshot, machines=tuple(freed)), replace(gang.request, jobs=jobs)).plan
     if new is None:
         return False
+    if new.quality.victims_by_rank != plan.quality.victims_by_rank:
+        return new.quality.victims_by_rank < plan.quality.victims_by_rank
+    if new.quality.lost_gpu_s != plan.quality.lost_gpu_s:
+        return new.quality.lost_gpu_s < plan.quality.lost_gpu_s
     return sum(len(job.machines) for job in new.jobs) < sum(len(job.machines) for job in plan.jobs)
 
 

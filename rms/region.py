@@ -307,6 +307,10 @@ class RegionColumns:
         """Returns the rows of the machines in a place, which may include closed ones."""
         return self._layout.rows_at(level, name)
 
+    def workloads(self) -> Iterable[RunningWorkload]:
+        """Returns all holders."""
+        return self._holders.workloads.values()
+
     def running_on(self, machine: str) -> Iterable[RunningWorkload]:
         """Returns the holders on a machine, sorted by id."""
         return self._holders.running_on(machine)

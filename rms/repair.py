@@ -1,17 +1,20 @@
-"""Workloads that continue in their place: after the loss of a machine (`repair`) or after an eviction (`shrink`).
-
-Nothing is evicted for them. A workload that needs an eviction returns to the queue, where victims are found as for any
-workload.
-"""
+"""Workloads that continue in their place: after the loss of a machine (`repair`) or after an eviction (`shrink`)."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 
 from domain.criteria import PlanQuality
 from domain.priority import LOWEST_RANK
-from domain.scheduling import JobPlacement, JobRequest, MachineState, PlacementRequest, Plan
+from domain.scheduling import (
+    JobPlacement,
+    JobRequest,
+    MachineState,
+    PlacementRequest,
+    Plan,
+    RegionSnapshot,
+    RunningWorkload,
+)
 from domain.topology import ANYWHERE
 from rms.bid import bid_in
 from rms.consolidation import less_free
@@ -26,51 +29,53 @@ class DamagedGang:
     """A gang of which some machines are lost or take no work any more."""
 
     request: PlacementRequest
-    """As for its placement; nothing is evicted, whatever its rank."""
+    """As for its placement."""
     placed: tuple[JobPlacement, ...]
     """Where the tasks of its jobs were."""
 
 
-def repair(region: str, machines: Iterable[MachineState], gang: DamagedGang) -> Plan | None:
+def repair(
+    region: str,
+    machines: Iterable[MachineState],
+    gang: DamagedGang,
+    others: Callable[[], Iterable[RunningWorkload]] = tuple,
+    now_s: float = 0.0,
+) -> Plan | None:
     """Returns the place where the gang continues; None: it returns to the queue.
 
-    The tasks on machines that take work stay there. The others are placed job by job in the same cluster and pool and
-    on the same GPU type, as any workload is placed. The gang returns to the queue if more than half of its tasks lack a
-    machine, if such a task belongs to a job that requires a topology, or if a new place in the region without evictions
-    would be on fewer machines: gangs would stay scattered otherwise.
+    The tasks on machines that take work stay there. The others are placed job by job on free resources in the same
+    cluster and pool and on the same GPU type, as any workload is placed. If there is not enough room, and one job lacks
+    tasks, victims are found there as for any workload.
+
+    The gang returns to the queue if more than half of its tasks lack a machine, if such a task belongs to a job that
+    requires a topology, or if a new place in the region would be better: with fewer or less important victims, with
+    less lost work or, if these are equal, on fewer machines. Gangs would stay scattered otherwise.
 
     Args:
         region: the region's name.
         machines: its machines that take work. Their free amounts exclude what the gang holds.
         gang: the gang.
+        others: returns the other workloads of the region. It is called only if the free resources do not suffice.
+        now_s: the time, for the protection and the lost work of the others.
     """
     free = list(machines)
-    there = {one.id: one for one in free}
+    there = {one.id for one in free}
     kept = [Counter({m: n for m, n in one.machines if m in there}) for one in gang.placed]
-    if 2 * sum(map(Counter.total, kept)) < sum(one.tasks for one in gang.placed):
+    missing = [before.tasks - own.total() for before, own in zip(gang.placed, kept, strict=True)]
+    if 2 * sum(missing) > sum(one.tasks for one in gang.placed):
         return None
-    jobs = []
-    for job, before, own in zip(gang.request.jobs, gang.placed, kept, strict=True):
-        missing = before.tasks - own.total()
-        if missing:
-            if job.topology.required is not None or job.topology.slice_tasks > 1:
-                return None
-            groups = {there[m].dynamic_cluster for m in own}
-            near = [
-                one
-                for one in there.values()
-                if (one.dynamic_cluster in groups if groups else one.cluster in before.cluster.split("+"))
-            ]
-            added = _added(region, near, gang.request, missing_part(job, before, missing))
-            if added is None:
-                return None
-            for machine, tasks in added.machines:
-                there[machine] = less_free(there[machine], job, tasks)
-            own = own + Counter(dict(added.machines))
-        jobs.append(replace(before, machines=tuple(sorted(own.items()))))
-    if sum(len(one.machines) for one in jobs) > _fewest(region, free, gang, kept):
+    lacking = [job for job, tasks in zip(gang.request.jobs, missing, strict=True) if tasks]
+    if any(job.topology.required is not None or job.topology.slice_tasks > 1 for job in lacking):
         return None
-    return Plan(gang.request.workload, region, tuple(jobs), (), PlanQuality())
+    running: Sequence[RunningWorkload] = ()
+    plan = _in_place(region, free, gang, kept, running, now_s)
+    if plan is None and len(lacking) == 1:
+        running = tuple(others())
+        plan = _in_place(region, free, gang, kept, running, now_s)
+    if plan is None:
+        return None
+    new = _anew(region, free, gang, kept, running, now_s)
+    return None if new is not None and _cost(new) < _cost(plan) else plan
 
 
 def shrink(
@@ -110,39 +115,76 @@ def shrink(
     return Plan(gang.request.workload, region, (replace(before, machines=kept),), (), PlanQuality())
 
 
-def _fewest(region: str, free: Iterable[MachineState], gang: DamagedGang, kept: Sequence[Counter[str]]) -> float:
-    """Returns the number of machines of a new place for the whole gang; inf: there is none.
+def _in_place(
+    region: str,
+    machines: Iterable[MachineState],
+    gang: DamagedGang,
+    kept: Sequence[Counter[str]],
+    running: Sequence[RunningWorkload],
+    now_s: float,
+) -> Plan | None:
+    """Returns where a gang continues; None: there is not enough room. If some are `running`, one job lacks tasks."""
+    free = {one.id: one for one in machines}
+    whole, jobs = Plan(gang.request.workload, region, (), (), PlanQuality()), []
+    for job, before, own in zip(gang.request.jobs, gang.placed, kept, strict=True):
+        missing, added = before.tasks - own.total(), Counter[str]()
+        if missing:
+            request = _for_missing(gang.request, job, before, missing)
+            far = free.keys() - set(_near(free.values(), before, own))
+            planner = _planner(region, free.values(), running, now_s)
+            plan = bid_in(planner, replace(request, avoids=request.avoids | far)).plan
+            if plan is None:
+                return None
+            whole = plan if plan.victims else whole
+            added = Counter(dict(plan.jobs[0].machines))
+            for machine, tasks in added.items():
+                free[machine] = less_free(free[machine], job, tasks)
+        jobs.append(replace(before, machines=tuple(sorted((own + added).items()))))
+    return replace(whole, jobs=tuple(jobs))
 
-    It is searched on free resources and on the machines on which tasks of the gang still run.
-    """
+
+def _near(machines: Iterable[MachineState], before: JobPlacement, own: Counter[str]) -> Iterator[str]:
+    """Yields the machines that a job may use together with those that it keeps: of the same cluster and pool."""
+    found = list(machines)
+    groups = {one.dynamic_cluster for one in found if one.id in own}
+    for one in found:
+        if one.dynamic_cluster in groups if groups else one.cluster in before.cluster.split("+"):
+            yield one.id
+
+
+def _anew(
+    region: str,
+    free: Iterable[MachineState],
+    gang: DamagedGang,
+    kept: Sequence[Counter[str]],
+    running: Iterable[RunningWorkload],
+    now_s: float,
+) -> Plan | None:
+    """Returns a new place for the whole gang; the machines on which its tasks still run have room for these."""
     machines = {one.id: one for one in free}
     for job, own in zip(gang.request.jobs, kept, strict=True):
         for machine, tasks in own.items():
             machines[machine] = less_free(machines[machine], job, -tasks)
     sizes = zip(gang.request.jobs, gang.placed, strict=True)
     jobs = tuple(replace(job, tasks=before.tasks, most_tasks=0) for job, before in sizes)
-    plan = bid_in(_planner(region, machines.values()), replace(gang.request, jobs=jobs)).plan
-    return inf if plan is None else sum(len(job.machines) for job in plan.jobs)
+    return bid_in(_planner(region, machines.values(), running, now_s), replace(gang.request, jobs=jobs)).plan
 
 
-def _planner(region: str, machines: Iterable[MachineState]) -> Planner:
-    columns = RegionColumns(region)
-    for one in machines:
-        columns.put_machine(one)
-    columns.refresh(0.0)
-    return Planner(columns)
+def _cost(plan: Plan) -> tuple[tuple[int, ...], float, int]:
+    quality = plan.quality
+    return quality.victims_by_rank, quality.lost_gpu_s, sum(len(job.machines) for job in plan.jobs)
 
 
-def missing_part(job: JobRequest, before: JobPlacement, missing: int) -> JobRequest:
+def _planner(
+    region: str, machines: Iterable[MachineState], running: Iterable[RunningWorkload] = (), now_s: float = 0.0
+) -> Planner:
+    return Planner(RegionColumns.of(RegionSnapshot(region, now_s, tuple(machines), tuple(running))))
+
+
+def _for_missing(request: PlacementRequest, job: JobRequest, before: JobPlacement, missing: int) -> PlacementRequest:
     """Returns the request for the missing tasks of a job."""
     types = () if before.gpu_type is None else (before.gpu_type,)
-    return replace(job, tasks=missing, most_tasks=0, gpu_types=types, topology=ANYWHERE, moves=())
-
-
-def _added(
-    region: str, near: Iterable[MachineState], request: PlacementRequest, job: JobRequest
-) -> JobPlacement | None:
-    """Returns where the missing tasks of a job go; None: there is not enough room."""
-    wanted = PlacementRequest(request.workload, request.rank, (job,), avoids=request.avoids, tenant=request.tenant)
-    plan = bid_in(_planner(region, near), wanted).plan
-    return None if plan is None else plan.jobs[0]
+    part = replace(job, tasks=missing, most_tasks=0, gpu_types=types, topology=ANYWHERE, moves=())
+    return PlacementRequest(
+        request.workload, request.rank, (part,), request.may_not_evict, avoids=request.avoids, tenant=request.tenant
+    )

@@ -179,9 +179,16 @@ class Production(Ranks):
         """Adds or updates a workload that holds all its slots."""
         self._auction.regions[region].put_running(workload)
 
-    def book(self, region: str, plan: Plan, request: PlacementRequest) -> None:
+    def book(self, now_s: float, plan: Plan, request: PlacementRequest) -> None:
         """Takes the resources of a plan that is not the result of an auction."""
-        award(self._auction.regions[region], plan, request)
+        region = self._auction.regions[plan.region]
+        if plan.victims:
+            region.refresh(now_s)  # The protection of some may have ended since the last pass.
+        award(region, plan, request)
+
+    def holders(self, region: str) -> Iterable[RunningWorkload]:
+        """Returns the workloads that hold resources in a region."""
+        return self._auction.regions[region].workloads()
 
     def reserved_machines(self) -> frozenset[str]:
         """Returns the machines on which reservations of this pass withhold resources from the worst rank."""

@@ -1,11 +1,11 @@
 """Where workloads of a simulation continue without a wait in the queue: in place, or with what they had and more."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from domain.criteria import PlanQuality
 from domain.priority import LOWEST_RANK
-from domain.scheduling import Holding, JobPlacement, PlacementRequest, Plan
+from domain.scheduling import Holding, JobPlacement, PlacementRequest, Plan, RunningWorkload
 from rms.repair import DamagedGang, repair, shrink
 from simulation.engine import Engine, Production
 from simulation.ledger import NOTHING, Amounts, Ledger
@@ -46,13 +46,24 @@ def added_part(plan: Plan, request: PlacementRequest, held: Mapping[str, Amounts
     return part, replace(request, jobs=(sized,))
 
 
-def repaired(state: WorkloadState, ledger: Ledger, engine: Engine, rank: int) -> Plan | None:
-    """Returns where a gang that has lost a machine continues in place; None: it returns to the queue."""
+def repaired(
+    state: WorkloadState, ledger: Ledger, engine: Engine, rank: int, immune: frozenset[str], now_s: float
+) -> tuple[Plan, PlacementRequest] | None:
+    """Returns where a gang that has lost a machine continues in place; None: it returns to the queue.
+
+    It may not evict the workloads that are `immune` to it.
+    """
     if state.award is None or not isinstance(engine, Production) or engine.reserves(state.award[0].region, rank):
         return None
     plan, request = state.award
     machines = map(ledger.state, filter(ledger.is_open, ledger.machines))
-    return repair(plan.region, machines, DamagedGang(request, plan.jobs))
+    request = replace(request, rank=rank, may_not_evict=immune, displaces=frozenset())
+
+    def others() -> Iterator[RunningWorkload]:
+        return (one for one in engine.holders(plan.region) if one.id != state.id)
+
+    found = repair(plan.region, machines, DamagedGang(request, plan.jobs), others, now_s)
+    return None if found is None else (found, request)
 
 
 def shrunk(

@@ -14,6 +14,7 @@ from domain.scheduling import (
     QueuedWorkload,
     RunningWorkload,
 )
+from gms.auction.immunity import immune_to
 from gms.columns import QueueChange
 from simulation.engine import Engine, Production
 from simulation.hardware import Hardware
@@ -155,14 +156,7 @@ class Transitions:
         self.objectives.awarded(at_s, state, rank)
         self._no_longer_queued(state)
         self.ledgers[plan.region].award(plan, request.jobs)
-        self._place(at_s, state, request, plan, rank)
-        state.victims = {int(victim) for victim in plan.victims}
-        detail = tuple(job.machines for job in plan.jobs), plan.victims
-        self._say(at_s, "awarded", state, plan.region, detail)
-        for number in sorted(state.victims):
-            self._evict(at_s, self.states[number], state)
-        if not state.victims:
-            self._ready(at_s, state)
+        self._begin(at_s, state, request, plan, rank, "awarded")
 
     def move(
         self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, what: StopCause = "moves"
@@ -174,7 +168,7 @@ class Transitions:
         assert state.place is not None
         held = self.ledgers[plan.region].held[state.id]
         part, of = added_part(plan, request, held) if what == "growths" else (plan, request)
-        self._take(state.place, replace(part, workload=state.booked_id), replace(of, workload=state.booked_id))
+        self._take(at_s, replace(part, workload=state.booked_id), replace(of, workload=state.booked_id))
         state.booking = plan, request
         self.placed.append(state.placed(True))
         self._send_back(at_s, state, StepOutcome.TOLD, what)
@@ -287,10 +281,12 @@ class Transitions:
 
     # ---------------------------------------------------------------------------------------------------------- details
 
-    def _place(self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int) -> None:
-        """Begins an attempt in a place that was taken for it."""
+    def _begin(
+        self, at_s: float, state: WorkloadState, request: PlacementRequest, plan: Plan, rank: int, what: str
+    ) -> None:
+        """Begins an attempt in a place that was taken for it, and evicts the plan's victims."""
         state.take(FIRST)
-        state.place, state.gpus, state.moved = plan.region, gpus_of(plan, request), False
+        state.place, state.gpus = plan.region, gpus_of(plan, request)
         state.award, state.damaged = (plan, request), False
         state.speed = plan.jobs[0].tasks / state.workload.jobs[0].tasks
         self.columns.begin(state.number, rank)
@@ -301,6 +297,13 @@ class Transitions:
         self._hold(at_s, state, 1)
         self.placed.append(state.placed(True))
         self._may_grow(state)
+        state.moved = what == "moved"
+        state.victims = {int(victim) for victim in plan.victims}
+        self._say(at_s, what, state, plan.region, (tuple(job.machines for job in plan.jobs), plan.victims))
+        for number in sorted(state.victims):
+            self._evict(at_s, self.states[number], state)
+        if not state.victims:
+            self._ready(at_s, state)
 
     def _may_grow(self, state: WorkloadState) -> None:
         """Notes a workload that has fewer tasks than it may have."""
@@ -308,11 +311,11 @@ class Transitions:
         if job.is_elastic and round(job.tasks * state.speed) < job.most_tasks:
             self.growers.add(state.number)
 
-    def _take(self, place: str, plan: Plan, request: PlacementRequest) -> None:
+    def _take(self, at_s: float, plan: Plan, request: PlacementRequest) -> None:
         """Takes the resources of a plan that is not the result of an auction."""
         assert isinstance(self.engine, Production)
-        self.engine.book(place, plan, request)
-        self.ledgers[place].award(plan, request.jobs)
+        self.engine.book(at_s, plan, request)
+        self.ledgers[plan.region].award(plan, request.jobs)
 
     def _go_on_where_booked(self, at_s: float, state: WorkloadState) -> None:
         assert state.booking is not None
@@ -328,13 +331,13 @@ class Transitions:
         found = None
         if state.evictor is None:
             rank = int(self.columns.rank[state.number])
-            found = repaired(state, self.ledgers[state.place], self.engine, rank)
+            immune = immune_to(state.id, self.evictors)
+            found = repaired(state, self.ledgers[state.place], self.engine, rank, immune, at_s)
         if found is None:
             return False
-        assert state.award is not None
         state.end(Phase.PENDING)
         self._release(at_s, state)
-        self._go_on(at_s, state, found, state.award[1], "repaired")
+        self._go_on(at_s, state, *found, "repaired")
         return True
 
     def _shrink(self, at_s: float, state: WorkloadState) -> bool:
@@ -350,12 +353,9 @@ class Transitions:
         return True
 
     def _go_on(self, at_s: float, state: WorkloadState, plan: Plan, request: PlacementRequest, what: str) -> None:
-        """Begins the next attempt of a workload at once, in a place that is free."""
-        self._take(plan.region, plan, request)
-        self._place(at_s, state, request, plan, int(self.columns.rank[state.number]))
-        state.moved = what == "moved"
-        self._say(at_s, what, state, plan.region, (tuple(job.machines for job in plan.jobs), ()))
-        self._ready(at_s, state)
+        """Begins the next attempt of a workload at once, without a wait in the queue."""
+        self._take(at_s, plan, request)
+        self._begin(at_s, state, request, plan, int(self.columns.rank[state.number]), what)
 
     def _end_booking(self, state: WorkloadState) -> None:
         """Frees the place of a booking."""

@@ -68,11 +68,12 @@ def results(folder: Path) -> dict[str, bytes]:
     return found | ({"model.pt": values(folder / "model.pt")} if "model.pt" in found else {})
 
 
-def _checked(ended: Ended, folder: Path, name: str, outcome: KillOutcome) -> dict[str, bytes]:
-    """Returns the results of a run that was not killed."""
+def _differing(ended: Ended, folder: Path, name: str, expected: dict[str, bytes]) -> list[str]:
+    """Returns the results of a run that was not killed which differ from the expected ones."""
     if ended.code != 0:
-        raise RuntimeError(f"{name} after {outcome.kills.total()} kills: {ended.output}")
-    return results(folder)
+        raise RuntimeError(f"{name} fails after kills: {ended.output}")
+    found = results(folder)
+    return [key for key in expected if found.get(key) != expected[key]]
 
 
 def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:
@@ -104,12 +105,11 @@ def kill_loop(name: str, kills: int, seed: int, folder: Path) -> KillOutcome:
         if ended.code == -signal.SIGKILL and aim is not None:
             outcome.kills[aim.kind] += 1
             continue
-        found = _checked(ended, place, name, outcome)
-        outcome.differs += [f"{key} differs" for key in expected if found.get(key) != expected[key]]
+        outcome.differs += [f"{key} differs" for key in _differing(ended, place, name, expected)]
         if left <= 0 or outcome.differs:
             # A training that was killed right before its end runs as one does that is complete.
-            again = _checked(_go(name, place, None, rng), place, name, outcome)
-            outcome.differs += [f"{key} differs if it runs again" for key in expected if again.get(key) != expected[key]]
+            again = _differing(_go(name, place, None, rng), place, name, expected)
+            outcome.differs += [f"{key} differs if it runs again" for key in again]
             return outcome
         shutil.rmtree(place)
         outcome.trainings += 1

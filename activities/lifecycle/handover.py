@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BindParameter, bindparam, delete, func, select, tuple_, update
+from sqlalchemy import BindParameter, bindparam, delete, func, or_, select, tuple_, update
 from sqlalchemy.orm import Session
 
 from domain.protocol.workload_messages import MessageKind
@@ -29,10 +29,13 @@ _HELD = tuple_(Allocation.workload, Allocation.attempt).in_(_RUNS), Allocation.r
 _LOCK_HELD = (
     select(Machine)
     .where(
-        Machine.id.in_(
-            select(Allocation.machine).where(
-                Allocation.workload.in_(bindparam("workloads", expanding=True)), Allocation.released_at.is_(None)
-            )
+        or_(
+            Machine.id.in_(bindparam("others", expanding=True)),
+            Machine.id.in_(
+                select(Allocation.machine).where(
+                    Allocation.workload.in_(bindparam("workloads", expanding=True)), Allocation.released_at.is_(None)
+                )
+            ),
         )
     )
     .order_by(Machine.id)
@@ -49,12 +52,15 @@ _EVICTORS = select(Eviction.victim, Eviction.evictor, Eviction.evictor_attempt).
 )
 
 
-def release(session: Session, requests: Sequence[ReleaseRequest]) -> tuple[datetime, dict[str, dict[str, Machine]]]:
+def release(
+    session: Session, requests: Sequence[ReleaseRequest], others: Collection[str] = ()
+) -> tuple[datetime, dict[str, dict[str, Machine]]]:
     """Releases all that attempts of different workloads hold: to the evictors that wait for it, and otherwise as free
     resources.
 
     Sends `slots_ready` to each successor that now holds everything. Returns the time of the release and, for each
-    workload, its attempt's machines by id, locked. The caller holds the locks of the workloads.
+    workload, its attempt's machines by id, locked. The caller holds the locks of the workloads. `others` are machines
+    that the caller awards afterwards; they are locked, too.
 
     On the silent machines of a request, tasks of the attempt may still run. Such a machine takes no work until its
     workflow has stopped them; the tasks have `flushing_s` to save. Successors on such a machine get a message that the
@@ -63,7 +69,7 @@ def release(session: Session, requests: Sequence[ReleaseRequest]) -> tuple[datet
     asked = {request.workload_id: request for request in requests}
     runs = {"runs": [(request.workload_id, request.attempt) for request in requests]}
     # Also the machines that are booked for the next attempts.
-    locked = {row.id: row for row in session.scalars(_LOCK_HELD, {"workloads": list(asked)})}
+    locked = {row.id: row for row in session.scalars(_LOCK_HELD, {"workloads": list(asked), "others": sorted(others)})}
     evictors: dict[str, list[tuple[str, int]]] = defaultdict(list)
     for victim, evictor, attempt in session.execute(_EVICTORS, runs):  # Stable, because the victims are locked.
         evictors[victim].append((evictor, attempt))

@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError
 from activities.lifecycle import handover, leases, lent_work
 from activities.lifecycle.attempt_reports import set_progress
 from activities.scheduling.awards import AWARD
-from activities.scheduling.repairs import book_repair, place_left
+from activities.scheduling.repairs import NextPlace, place_left, place_repaired
 from domain import ids
 from domain.phases import TERMINAL_PHASES, Phase
 from domain.protocol.activities import Activity
@@ -213,26 +213,16 @@ class WorkloadActivities:
         """
         phase = Phase(requests[0].next_phase)
         asked = {request.workload_id: request for request in requests}
-        if self._settings.scheduler.repair and phase is Phase.PENDING:
-            for one in requests:
-                if one.reason["code"] == ReasonCode.MACHINE_LOST and not one.unstarted:
-                    lost = {*one.silent_machines, str(one.reason["detail"]["machine"])}
-                    book_repair(self._engine, one.workload_id, one.attempt, lost)
-        left = dict[str, dict[str, Any]]()
-        if self._settings.scheduler.shrink and phase is Phase.PREEMPTED:
-            for one in requests:
-                if one.reason["code"] == ReasonCode.EVICTED:
-                    found = place_left(self._engine, one.workload_id, one.attempt, one.silent_machines)
-                    left |= {} if found is None else {one.workload_id: found}
         with transaction(self._engine) as session:
-            live, locked = self._lock_live(session, asked)
+            nexts = self._next_places(session, requests, phase)
+            live, locked = self._lock_live(session, asked, nexts)
             if not live:
                 return
             for one in live:
                 if ids.is_runner(one.workload_id):
                     reason = Reason.from_json(one.reason)
                     leases.return_elements(session, one.workload_id, one.attempt, one.elements, phase, reason)
-            now, machines = handover.release(session, live)
+            now, machines = handover.release(session, live, {m for one in nexts.values() for m in one.machines})
             # The attempts are locked after the machines: see the order of locks in `handover`.
             runs = {one.workload_id: one.attempt for one in live}
             attempts = session.scalars(_ATTEMPTS, {"runs": list(runs.items())}).all()
@@ -262,20 +252,36 @@ class WorkloadActivities:
                 blamed = asked[attempt.workload].blames_machine
                 self._judge_machines(session, attempt, machines[attempt.workload], blamed, phase)
             _go_on_where_booked(session, attempts, locked)
-            for body in (left[one.workload_id] for one in live if one.workload_id in left):
-                session.execute(_AWARD, {"candidates": json.dumps([body])})
+            for place in (nexts[one.workload_id] for one in live if one.workload_id in nexts):
+                session.execute(_AWARD, {"candidates": json.dumps([place.award])})
             outbox.wake_scheduler(session)
+
+    def _next_places(self, session: Session, requests: Sequence[ReleaseRequest], phase: Phase) -> dict[str, NextPlace]:
+        """Returns the places where workloads continue without a wait in the queue."""
+        scheduler, out = self._settings.scheduler, dict[str, NextPlace]()
+        for one in requests:
+            code, place = one.reason.get("code"), None
+            if scheduler.repair and phase is Phase.PENDING and code == ReasonCode.MACHINE_LOST and not one.unstarted:
+                lost = {*one.silent_machines, str(one.reason["detail"]["machine"])}
+                place = place_repaired(session, one.workload_id, one.attempt, lost, scheduler.min_runtime_s)
+            if scheduler.shrink and phase is Phase.PREEMPTED and code == ReasonCode.EVICTED:
+                place = place_left(session, one.workload_id, one.attempt, one.silent_machines)
+            if place is not None:
+                out[one.workload_id] = place
+        return out
 
     @staticmethod
     def _lock_live(
-        session: Session, asked: Mapping[str, ReleaseRequest]
+        session: Session, asked: Mapping[str, ReleaseRequest], nexts: Mapping[str, NextPlace]
     ) -> tuple[list[ReleaseRequest], Collection[str]]:
-        """Locks the workloads, and the heads of the arrays of runners and of elements with bookings.
+        """Locks the workloads, the heads of the arrays of runners and of elements with bookings, and what their next
+        places need.
 
         Returns the requests for live attempts, by id, and the ids of the locked workloads.
         """
         heads = {ids.array_of(one) for one in asked if ids.is_runner(one)}
-        found = set(session.scalars(_LOCK_LEAVING, {"workloads": sorted(heads | asked.keys())}))
+        wanted = heads.union(asked, *(one.workloads for one in nexts.values()))
+        found = set(session.scalars(_LOCK_LEAVING, {"workloads": sorted(wanted)}))
         for workload in asked.keys() - found:
             raise _unknown(workload)
         runs = {"workloads": list(asked), "attempts": [one.attempt for one in asked.values()]}

@@ -7,8 +7,6 @@
 3. If the attempt ends for another reason (it completes, it is cancelled, a machine is lost), or if a machine of the
    place takes no work any more, the release frees the place. The workload then ends, or waits in the queue.
 
-A gang that has lost a machine books without step 1's message, when its tasks have stopped (`repairs`).
-
 So the rows in Postgres are consistent after a crash at any point.
 """
 
@@ -36,9 +34,7 @@ class PlannedBooking:
     reason: Reason
     """Why the running attempt is stopped. Its outcome has the same code."""
     keeps: bool = False
-    """Whether the plan may use resources that the running attempt holds. A gang that grows or shrinks keeps some."""
-    stops: bool = True
-    """Whether the running attempt is to be told to stop. Otherwise its tasks have stopped, and its release follows."""
+    """Whether the plan may use resources that the running attempt holds. A gang that grows keeps some."""
 
 
 def book(connection: Connection[Any], bookings: Sequence[PlannedBooking]) -> bool:
@@ -56,14 +52,11 @@ def book(connection: Connection[Any], bookings: Sequence[PlannedBooking]) -> boo
 def _body(booking: PlannedBooking) -> dict[str, Any]:
     """Returns the JSON body of a booking for `book_places`."""
     candidate = body_of(booking.place)
-    # It has no new minimum runtime, unless it starts again because of a loss.
-    candidate["plan"]["booked"] = booking.stops
-    if "kept" in booking.reason.detail:
-        candidate["detail"]["kept"] = booking.reason.detail["kept"]
+    candidate["plan"]["booked"] = True  # It has no new minimum runtime.
     return {
         "attempt": booking.attempt,
         "code": booking.reason.code.value,
-        "stop": dict(booking.reason.detail) if booking.stops else None,
+        "stop": dict(booking.reason.detail),
         "candidate": candidate,
         "frees": [{"victim": booking.place.plan.workload, "attempt": booking.attempt}] if booking.keeps else [],
     }

@@ -251,6 +251,10 @@ class SnapshotReader:
         """Yields all attempts that are not released."""
         return map(AttemptRow._make, self._copied(AttemptRow, f"{_ATTEMPT} where a.released_at is null"))
 
+    def live_attempts_in(self, region: str) -> Iterator[AttemptRow]:
+        """Yields the attempts in a region that are not released."""
+        return map(AttemptRow._make, self._found(f"{_ATTEMPT} where a.released_at is null and a.region = %s", [region]))
+
     def holdings(self, keys: Collection[tuple[str, int]]) -> Iterator[HoldingRow]:
         """Yields the holdings of the live attempts with these keys (workload, attempt), sorted by machine."""
         query = (

@@ -1,37 +1,38 @@
 """Workloads that continue in their place, after the loss of a machine or after an eviction (`rms.repair`).
 
-The place is searched when the tasks have stopped, right before the release. After a loss, it is booked, so no slot is
-idle because of a booking. After an eviction, the transaction of the release awards what the evictor leaves.
+The transaction of the release searches the place, when the tasks have stopped, and awards it. So no slot is idle
+meanwhile. If the place does not hold any more at the award, the workload waits in the queue.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sqlalchemy import Engine, Row, text
+from sqlalchemy import Row, text
 from sqlalchemy.orm import Session
 
 from activities.scheduling.avoided_machines import NOTHING_AVOIDED, avoided_by
-from activities.scheduling.awards import PlannedAward, body_of, connected
-from activities.scheduling.bids import pools_of_tenants
-from activities.scheduling.bookings import PlannedBooking, book
+from activities.scheduling.awards import PlannedAward, body_of
+from activities.scheduling.bids import newest_evictors, pools_of_tenants
 from activities.scheduling.decision_rows import SnapshotReader
+from activities.scheduling.scheduler_state import as_running, by_workload
 from domain import ids
 from domain.capacity import CapacityKind, with_pools
 from domain.demand import demand_of
 from domain.isolation import strongest
 from domain.phases import QUEUED_PHASES
 from domain.reasons import Reason, ReasonCode
-from domain.scheduling import JobPlacement, MachineState, PlacementRequest
+from domain.scheduling import JobPlacement, MachineState, PlacementRequest, RunningWorkload
+from gms.auction.immunity import immune_to
 from infra.db import published_queue
 from infra.db.buckets import failing_buckets
-from infra.db.session import transaction
 from rms.consolidation import MOST_WAITING
 from rms.repair import DamagedGang, repair, shrink
 
 # The others return to the queue: replicas of services and workloads with a single attempt end, and runners start again.
 _PLACED = (
-    "select w.id, a.attempt, a.region, a.rank, a.plan -> 'jobs' as placed, w.ask, w.tenant, t.isolation, a.evictor"
+    "select w.id, a.attempt, a.region, a.rank, a.plan -> 'jobs' as placed, w.ask, w.tenant, t.isolation, a.evictor,"
+    " w.array_id, extract(epoch from now())::float8 as now_s"
     " from attempt as a join workload as w on (w.id, w.attempt) = (a.workload, a.attempt)"
     " join tenant as t on t.name = w.tenant"
     " where (a.workload, a.attempt) = (:workload, :attempt) and a.released_at is null"
@@ -62,40 +63,75 @@ _RESERVING = text(
     "select w.workload from waiting as w, jsonb_array_elements(w.reasons -> 'reasons') as r"
     " where r ->> 'code' = any(:codes) and r -> 'detail' ->> 'region' = :region"
 )
+_ONE_AT_A_TIME = text("select pg_advisory_xact_lock(hashtext('repair'), hashtext(:region))")
 _RESERVED = [ReasonCode.RESERVED.value, ReasonCode.RESERVED_OPEN.value]
 
 
-def book_repair(engine: Engine, workload: str, attempt: int, lost: Collection[str]) -> bool:
-    """Books the place of a gang's next attempt on its machines without the `lost` ones, and on free resources nearby.
+@dataclass(frozen=True)
+class NextPlace:
+    """Where a workload continues, and what the transaction that awards it must have locked."""
 
-    The attempt must have no running tasks on the machines that it keeps. Returns False if the gang is to be queued.
+    award: dict[str, Any]
+    """See `awards.body_of`."""
+    workloads: frozenset[str] = frozenset()
+    """The victims, and the array of an element."""
+    machines: frozenset[str] = frozenset()
+
+
+def place_repaired(
+    session: Session, workload: str, attempt: int, lost: Collection[str], min_runtime_s: float
+) -> NextPlace | None:
+    """Returns the place of a gang's next attempt, on its machines without the `lost` ones and on others nearby.
+
+    The attempt must have no running tasks on the machines that it keeps. `min_runtime_s` protects the other workloads.
+    None: the gang returns to the queue. Until the transaction ends, other gangs of the region wait here: those that
+    have lost the same machine do not all choose the same place.
     """
-    with transaction(engine, isolation="REPEATABLE READ") as session:
-        row = session.execute(_GANG, {"workload": workload, "attempt": attempt}).one_or_none()
-        found = None if row is None else _booking(session, row, lost)
-    if found is None:
-        return False
-    with connected(engine) as connection:
-        return book(connection, [found])
+    row = session.execute(_GANG, {"workload": workload, "attempt": attempt}).one_or_none()
+    if row is None or len({machine for job in row.placed for machine, _ in job["machines"]}) < 2:
+        return None
+    session.execute(_ONE_AT_A_TIME, {"region": row.region})
+    if _is_reserved(session, row.region, row.rank) or failing_buckets(session, [row.region]):
+        return None
+    gang = _gang(session, row)
+    immune = immune_to(row.id, newest_evictors(session))
+    gang = replace(gang, request=replace(gang.request, may_not_evict=immune))
+    machines = [one for one in _machines(session, row.region) if one.id not in lost]
+    attempts = dict[str, int]()
+
+    def others() -> Iterator[RunningWorkload]:
+        for one in _others(session, row.region, min_runtime_s):
+            if one.id != row.id:
+                attempts[one.id] = one.attempt
+                yield one
+
+    plan = repair(row.region, machines, gang, others, row.now_s)
+    if plan is None:
+        return None
+    victims = {one: attempts[one] for one in plan.victims}
+    body = body_of(PlannedAward(plan, row.rank, gang.request.jobs, victims))
+    used = {machine for job in gang.placed for machine, _ in job.machines}
+    body["detail"]["kept"] = sorted(used & {one.id for one in machines})
+    array = () if row.array_id is None else (row.array_id,)
+    return NextPlace(body, frozenset((*victims, *array)), frozenset(body["detail"]["machines"]))
 
 
-def place_left(engine: Engine, workload: str, attempt: int, silent: Collection[str]) -> dict[str, Any] | None:
-    """Returns the award (`awards.body_of`) of the tasks that an elastic workload keeps when it is evicted.
+def place_left(session: Session, workload: str, attempt: int, silent: Collection[str]) -> NextPlace | None:
+    """Returns the place of the tasks that an elastic workload keeps when it is evicted.
 
-    The transaction of the release makes the award. `silent` are machines on which tasks may still run. None: it is
-    not elastic or not evicted, or it returns to the queue.
+    `silent` are machines on which tasks may still run. None: it is not elastic or not evicted, or it returns to the
+    queue.
     """
     asked = {"workload": workload, "attempt": attempt}
-    with transaction(engine, isolation="REPEATABLE READ") as session:
-        row = session.execute(_VICTIM, asked).one_or_none()
-        if row is None or _is_reserved(session, row.region, row.rank) or failing_buckets(session, [row.region]):
-            return None
-        gang = _gang(session, row)
-        leaves = {machine: amounts for machine, *amounts in session.execute(_LEAVES, asked)}
-        machines = [
-            _with(one, *leaves.get(one.id, (0, 0, 0))) for one in _machines(session, row.region) if one.id not in silent
-        ]
-        plan = shrink(row.region, machines, gang, _ahead(session, row.region, row.rank))
+    row = session.execute(_VICTIM, asked).one_or_none()
+    if row is None or _is_reserved(session, row.region, row.rank) or failing_buckets(session, [row.region]):
+        return None
+    gang = _gang(session, row)
+    leaves = {machine: amounts for machine, *amounts in session.execute(_LEAVES, asked)}
+    machines = [
+        _with(one, *leaves.get(one.id, (0, 0, 0))) for one in _machines(session, row.region) if one.id not in silent
+    ]
+    plan = shrink(row.region, machines, gang, _ahead(session, row.region, row.rank))
     if plan is None:
         return None
     body = body_of(PlannedAward(plan, row.rank, gang.request.jobs))
@@ -103,20 +139,17 @@ def place_left(engine: Engine, workload: str, attempt: int, silent: Collection[s
     shrunk = {"tasks": before.tasks, "fewer": after.tasks, "evictor": row.evictor}
     body["plan"]["shrunk"] = body["detail"]["shrunk"] = shrunk
     body["reason"] = Reason(ReasonCode.SHRUNK, shrunk).to_json()
-    return body
+    return NextPlace(body)
 
 
-def _booking(session: Session, row: Row[Any], lost: Collection[str]) -> PlannedBooking | None:
-    gang = _gang(session, row)
-    used = {machine for job in gang.placed for machine, _ in job.machines}
-    if len(used) < 2 or _is_reserved(session, row.region, row.rank) or failing_buckets(session, [row.region]):
-        return None
-    machines = [one for one in _machines(session, row.region) if one.id not in lost]
-    plan = repair(row.region, machines, gang)
-    if plan is None:
-        return None
-    reason = Reason(ReasonCode.MACHINE_LOST, {"kept": sorted(used & {one.id for one in machines})})
-    return PlannedBooking(PlannedAward(plan, row.rank, gang.request.jobs), row.attempt, reason, keeps=True, stops=False)
+def _others(session: Session, region: str, min_runtime_s: float) -> Iterator[RunningWorkload]:
+    """Yields the workloads that hold resources in a region."""
+    reader = SnapshotReader(session)
+    live = list(reader.live_attempts_in(region))
+    held = by_workload(reader.holdings([(one.workload, one.attempt) for one in live]))
+    for one in live:
+        if one.workload in held:
+            yield as_running(one, held[one.workload], min_runtime_s)
 
 
 def _gang(session: Session, row: Row[Any]) -> DamagedGang:

@@ -270,9 +270,7 @@ class SchedulerState:
         gone, live = list(gone), list(live)
         if self._only is None:
             self.queue.put_attempts(gone, live)
-        held: dict[str, list[Holding]] = defaultdict(list)
-        for h in holdings:
-            held[h.workload].append(Holding(h.machine, h.gpus, h.cpus_milli, h.memory_bytes))
+        held = by_workload(holdings)
         # A holder that stays keeps its promise to its evictor, and the limit of its protection.
         stay = {(a.workload, a.attempt, a.region) for a in live if a.workload in held}
         for a in gone:
@@ -283,30 +281,10 @@ class SchedulerState:
         for a in live:
             self._live[a.workload] = a
             if a.workload in held and a.region in self.regions:
-                self._put_running(self._as_running(a, tuple(held[a.workload])))
+                self._put_running(as_running(a, held[a.workload], self._settings.min_runtime_s))
 
     def _concerns(self, region: str) -> bool:
         return self._only is None or region in self._only
-
-    def _as_running(self, a: AttemptRow, held: tuple[Holding, ...]) -> RunningWorkload:
-        started_s = seconds(a.awarded_us if a.started_us is None else a.started_us)
-        return RunningWorkload(
-            id=a.workload,
-            rank=a.rank,
-            started_at_s=started_s,
-            holdings=held,
-            last_checkpoint_at_s=None if a.checkpoint_us is None else seconds(a.checkpoint_us),
-            evictable=a.ready and not a.evicting,
-            # A workload that goes on in another place has had its minimum runtime. One that waits for its victims has
-            # no protection yet: a gang's reservation counts on its slots from when it holds them, as in the simulator.
-            protected_until_s=started_s + (self._settings.min_runtime_s if a.ready and not a.booked else 0.0),
-            attempt=a.attempt,
-            # An upper bound: the runtime of earlier attempts is not subtracted.
-            ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
-            lost_s=a.lost_s,
-            group=a.group,
-            tenant=a.tenant,
-        )
 
     def _put_machine(self, id_: str, row: MachineRow | None) -> None:
         before = self._region_of.pop(id_, None)
@@ -324,3 +302,33 @@ class SchedulerState:
             self.regions[row.region].note_closed(MachinePlace(id_, row.cluster, row.rack, row.zone))
         if row.withheld:
             self._withheld[id_] = row.withheld
+
+
+def by_workload(rows: Iterable[HoldingRow]) -> dict[str, list[Holding]]:
+    """Returns the holdings of each workload."""
+    out: dict[str, list[Holding]] = defaultdict(list)
+    for h in rows:
+        out[h.workload].append(Holding(h.machine, h.gpus, h.cpus_milli, h.memory_bytes))
+    return out
+
+
+def as_running(a: AttemptRow, held: Iterable[Holding], min_runtime_s: float) -> RunningWorkload:
+    """Returns a live attempt, with what it holds, as decisions see it."""
+    started_s = seconds(a.awarded_us if a.started_us is None else a.started_us)
+    return RunningWorkload(
+        id=a.workload,
+        rank=a.rank,
+        started_at_s=started_s,
+        holdings=tuple(held),
+        last_checkpoint_at_s=None if a.checkpoint_us is None else seconds(a.checkpoint_us),
+        evictable=a.ready and not a.evicting,
+        # A workload that goes on in another place has had its minimum runtime. One that waits for its victims has no
+        # protection yet: a gang's reservation counts on its slots from when it holds them, as in the simulator.
+        protected_until_s=started_s + (min_runtime_s if a.ready and not a.booked else 0.0),
+        attempt=a.attempt,
+        # An upper bound: the runtime of earlier attempts is not subtracted.
+        ends_by_s=inf if a.max_runtime_s is None else started_s + a.max_runtime_s,
+        lost_s=a.lost_s,
+        group=a.group,
+        tenant=a.tenant,
+    )

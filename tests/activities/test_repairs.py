@@ -1,15 +1,16 @@
 """Repair in place on Postgres: which gangs keep their machines when one is lost, and who holds each slot meanwhile."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import func
 
-import activities.scheduling.repairs as live
+import activities.lifecycle.workloads as workloads
 from domain.phases import Phase
 from domain.reasons import ReasonCode
 from infra.db.buckets import BucketState, publish_bucket
-from infra.db.models import Booking, Cluster, Machine, Workload
+from infra.db.models import Attempt, Cluster, Eviction, Machine, Workload
 from tests.activities.invariants import check, check_history
 from tests.activities.world import World, job
 
@@ -44,18 +45,13 @@ def lose(world: World, workload: str, machine: str, **more: Any) -> None:
     check(world)
 
 
-def bookings(world: World) -> list[str]:
-    with world.session() as session:
-        return list(session.scalars(select(Booking.workload)))
-
-
 def test_a_gang_keeps_its_machines_and_gets_a_spare(fleet: World) -> None:
     """It continues at once, before a workload that waits for the same slots; the event says which machines it keeps."""
     hurt, used, spare = gang(fleet)
     waiting = fleet.submit(job(tasks=2, gpus=4), tenant="poor")
     lose(fleet, hurt, used[1])
     assert (fleet.workload(hurt).phase, fleet.workload(hurt).attempt) == ("placing", 2)
-    assert sorted(fleet.holdings(hurt)) == sorted({used[0], used[2], spare}) and bookings(fleet) == []
+    assert sorted(fleet.holdings(hurt)) == sorted({used[0], used[2], spare})
     assert (fleet.attempt(hurt, 1).outcome or {})["code"] == "machine_lost"
     last = fleet.events(hurt)[-1]
     assert [e["kind"] for e in fleet.events(hurt)][-2:] == ["workload.pending", "workload.placing"]
@@ -127,7 +123,7 @@ def test_what_returns_to_the_queue(fleet: World, case: str) -> None:
         fleet.release(hurt, Phase.PREEMPTED, code=ReasonCode.STACK_STOPPED)
     else:
         lose(fleet, hurt, used[0])
-    assert fleet.workload(hurt).attempt == 1 and fleet.attempt(hurt).released_at and bookings(fleet) == []
+    assert fleet.workload(hurt).attempt == 1 and fleet.attempt(hurt).released_at
 
 
 def test_a_machine_that_is_only_silent_is_not_kept(fleet: World) -> None:
@@ -139,35 +135,81 @@ def test_a_machine_that_is_only_silent_is_not_kept(fleet: World) -> None:
     check(fleet)
 
 
-@pytest.mark.parametrize("end", ["same", "other"])
-def test_a_crash_between_booking_and_release(fleet: World, end: str) -> None:
-    """The repeated release finds the booking. If the attempt ends otherwise, the place is free."""
-    hurt, used, spare = gang(fleet)
-    fleet.machines.lost(fleet.attend(used[0]))
-    assert live.book_repair(fleet.engine, hurt, 1, [used[0]])
+def urgent_gang(world: World) -> tuple[str, list[str], str, str]:
+    """Returns a running gang of three tasks that may evict, its machines, and the workload on the other machine."""
+    victim = world.running(job(gpus=4), tenant="poor", ago_s=700.0)
+    hurt = world.running(job(tasks=3, gpus=4), tenant="rich")
+    (spare,) = world.holdings(victim)
+    return hurt, sorted(world.holdings(hurt)), victim, spare
+
+
+def test_a_victim_nearby_makes_room(fleet: World) -> None:
+    """Without a free slot, it keeps its machines and evicts as the queue would; it starts when the victim has left."""
+    hurt, used, victim, spare = urgent_gang(fleet)
+    lose(fleet, hurt, used[1])
+    assert (fleet.workload(hurt).phase, fleet.workload(hurt).attempt) == ("placing", 2)
+    assert fleet.evictions() == {(hurt, 2, victim, 1)} and fleet.attempt(victim).evictor == hurt
+    assert fleet.mail(victim, "evict") and not fleet.mail(hurt)[-1]["detail"]["ready"]
+    held = {machine for machine in MACHINES if fleet.masks(machine)[0] and machine != spare}
+    assert held == {used[0], used[2]}
+    assert fleet.events(hurt)[-1]["detail"] == {
+        "kept": [used[0], used[2]], "machines": sorted([used[0], used[2], spare]), "victims": [victim], "rank": 2,
+    }  # fmt: skip
+    fleet.change(victim, Phase.CHECKPOINTING)
+    fleet.release(victim, Phase.PREEMPTED)
+    assert fleet.mail(hurt)[-1]["kind"] == "slots_ready"
     check(fleet)
-    assert fleet.masks(spare)[0].bit_count() == 4
-    if end == "same":
-        fleet.release(hurt, Phase.PENDING, blames=used[0], silent=[used[0]])
-        assert sorted(fleet.holdings(hurt)) == sorted({*used[1:], spare})
+    fleet.run(hurt)
+    fleet.release(hurt, Phase.SUCCEEDED)
+    check_history(fleet)
+
+
+@pytest.mark.parametrize("case", ["protected", "leaves", "immune"])
+def test_when_nothing_is_evicted_for_it(fleet: World, case: str) -> None:
+    """The gang is queued if the victim is protected, leaves already, or has evicted the gang."""
+    hurt, used, victim, _ = urgent_gang(fleet)
+    if case == "protected":
+        fleet.configure(min_runtime_s=800.0)
+    elif case == "leaves":
+        fleet.alter(Attempt, (victim, 1), evicting_since=func.now())
     else:
-        fleet.release(hurt, Phase.CANCELLED)
-        assert fleet.attempt(hurt).released_at and fleet.masks(spare) == (0, 0)
-    assert bookings(fleet) == []
-    check(fleet)
+        with fleet.session() as session:
+            session.add(Eviction(evictor=victim, evictor_attempt=1, victim=hurt, victim_attempt=1))
+    lose(fleet, hurt, used[0])
+    assert fleet.workload(hurt).attempt == 1 and fleet.attempt(hurt).released_at
+
+
+def test_two_gangs_that_are_released_at_once_get_different_places(world: World) -> None:
+    """Of two gangs that lose their machines together, each sees what the other one has got."""
+    world.configure(repair=True)
+    world.region("r")
+    for n in range(6):
+        world.machine(f"r/c/m{n}", 4)
+    gangs = [world.running(job(tasks=3, gpus=4)) for _ in range(2)]
+    lost = {one: min(world.holdings(one)) for one in gangs}
+    for spare in ("r/c/m8", "r/c/m9"):
+        world.machine(spare, 4)
+    for one in gangs:
+        world.machines.lost(world.attend(lost[one]))
+        world.change(one, Phase.CHECKPOINTING)
+    with ThreadPoolExecutor() as pool:
+        released = [pool.submit(world.release, one, Phase.PENDING, blames=m, silent=[m]) for one, m in lost.items()]
+    assert [one.result() for one in released] == [None, None]
+    assert [world.workload(one).attempt for one in gangs] == [2, 2]
+    check(world)
 
 
 def test_a_spare_that_is_lost_before_the_release(fleet: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the place does not hold any more, the gang waits in the queue; nothing is half awarded."""
-    plain = live.book
+    plain = workloads.place_repaired
 
-    def late(connection: Any, bookings: Any) -> bool:
-        done = plain(connection, bookings)
+    def late(*arguments: Any) -> Any:
+        found = plain(*arguments)
         fleet.machines.lost(fleet.attend(spare))
-        return done
+        return found
 
     hurt, used, spare = gang(fleet)
-    monkeypatch.setattr(live, "book", late)
+    monkeypatch.setattr(workloads, "place_repaired", late)
     lose(fleet, hurt, used[0])
     assert (fleet.workload(hurt).phase, fleet.workload(hurt).attempt) == ("pending", 1)
-    assert bookings(fleet) == [] and all(fleet.masks(m) == (0, 0) for m in MACHINES)
+    assert all(fleet.masks(m) == (0, 0) for m in MACHINES)

@@ -13,7 +13,7 @@ from domain.scheduling import JobPlacement, JobRequest, MachineState, PlacementR
 from domain.spread import SpreadLevel
 from domain.topology import TopologyRule
 from rms.repair import DamagedGang, repair, shrink
-from tests.decisions.fleets import gpu_job, in_pool, machine, regions, request, requests
+from tests.decisions.fleets import gpu_job, in_pool, machine, regions, request, requests, running
 
 
 def continued(machines: list[MachineState], *placed: JobPlacement, jobs: tuple[JobRequest, ...]) -> Plan | None:
@@ -96,13 +96,20 @@ def test_as_the_reference(snapshot: RegionSnapshot, request: PlacementRequest, s
         placements.append(JobPlacement(job.name, first.cluster, gpu_type, where))
     tasks_of = [dict(placement.machines) for placement in placements]
     machines = [_larger(one, request.jobs, [tasks.get(one.id, 0) for tasks in tasks_of]) for one in snapshot.machines]
-    gang = DamagedGang(request, tuple(placements))
-    found = repair("here", machines, gang)
-    assert found == reference.repair.repair("here", machines, gang)
+    gang = DamagedGang(replace(request, spread=None, displaces=frozenset()), tuple(placements))
+    others = snapshot.running if chance.random() < 0.8 else ()
+    found = repair("here", machines, gang, lambda: others, snapshot.now_s)
+    assert found == reference.repair.repair("here", machines, gang, others, snapshot.now_s)
     if found is None:
         return
-    assert not found.victims
     free = {m.id: [m.free_gpus, m.free_cpus_milli, m.free_memory_bytes] for m in machines}
+    for one in others:
+        if one.id in found.victims:
+            assert one.rank > request.rank and one.evictable and one.id not in request.may_not_evict
+            for h in one.holdings:
+                if h.machine in free:
+                    freed = h.gpus, h.cpus_milli, h.memory_bytes
+                    free[h.machine] = [left + more for left, more in zip(free[h.machine], freed, strict=True)]
     for job, before, after in zip(request.jobs, placements, found.jobs, strict=True):
         assert after.tasks == before.tasks
         new = dict(after.machines)
@@ -114,6 +121,52 @@ def test_as_the_reference(snapshot: RegionSnapshot, request: PlacementRequest, s
             amounts = job.gpus_per_task, job.cpus_milli_per_task, job.memory_bytes_per_task
             free[one] = [left - tasks * amount for left, amount in zip(free[one], amounts, strict=True)]
             assert min(free[one]) >= 0 or not tasks
+
+
+@given(st.integers(0, 1 << 30))
+def test_victims_as_the_reference(seed: int) -> None:
+    """On a full fleet, the tasks of a lost machine go to victims near the others, or the gang returns to the queue."""
+    found = full_fleet_repair(seed)
+    if found is not None and found.victims:
+        assert set(dict(found.jobs[0].machines)) >= {"m0", "m1"}
+
+
+def test_some_random_gangs_evict_for_their_repair() -> None:
+    """The random cases above contain those for which they are."""
+    found = [full_fleet_repair(seed) for seed in range(40)]
+    assert sum(one is not None and bool(one.victims) for one in found) > 4 < found.count(None)
+
+
+def full_fleet_repair(seed: int) -> Plan | None:
+    """Returns where a gang continues that has lost `m2`, on a fleet of which other workloads hold almost all slots."""
+    chance = Random(seed)
+    gpus = chance.choice((2, 4))
+    fleet, others = [], []
+    for n in (0, 1, *range(3, chance.randint(6, 9))):
+        own = gpus if n < 2 else 0
+        slots, used = 8 - own, 0
+        while used < slots and chance.random() < 0.95:
+            size = chance.randint(1, slots - used)
+            held = [(f"m{n}", size)]
+            if others and chance.random() < 0.2:
+                held += [(h.machine, h.gpus) for h in others.pop().holdings]
+            others.append(
+                replace(
+                    running(
+                        f"w{n}{used}", *held, rank=chance.choice((2, 7, 9, 12)),
+                        checkpoint_at_s=chance.choice((None, 0.0, 900.0)), evictable=chance.random() < 0.9,
+                    ),
+                    started_at_s=chance.choice((0.0, 500.0)), protected_until_s=chance.choice((0.0, 0.0, 2000.0)),
+                )
+            )  # fmt: skip
+            used += size
+        fleet.append(machine(f"m{n}", used=used + own, cluster="c1" if n < 6 else "c2"))
+    immune = frozenset(one.id for one in others if chance.random() < 0.1)
+    request = PlacementRequest("w", chance.choice((1, 7, 8)), (gpu_job(3, gpus),), immune)
+    gang = DamagedGang(request, (on(("m0", 1), ("m1", 1), ("m2", 1)),))
+    found = repair("here", fleet, gang, lambda: others, 1000.0)
+    assert found == reference.repair.repair("here", fleet, gang, others, 1000.0)
+    return found
 
 
 def _larger(machine: MachineState, jobs: Sequence[JobRequest], tasks: Sequence[int]) -> MachineState:

@@ -21,9 +21,10 @@ regions:
 
 
 @pytest.mark.rotating
-def test_the_other_task_stays_on_its_machine(tmp_path: Path) -> None:
-    """An older gang waits for four machines, and gets them if a gang of two machines returns to the queue after a loss.
-    With repair in place, the damaged gang resumes on its other machine and a spare, and the older gang still waits.
+@pytest.mark.parametrize("quota", [0, 8])
+def test_the_other_task_stays_on_its_machine(tmp_path: Path, quota: int) -> None:
+    """A gang of two machines loses one, and resumes on its other machine and a third one, before an older workload that
+    waits for four. The third one is a spare or, if all are in use, it evicts over-quota work there.
     """
     up, journal = Up(tmp_path / "stack", _FLEET), tmp_path / "journal"
     config = up.folder / "config.yaml"
@@ -31,26 +32,29 @@ def test_the_other_task_stays_on_its_machine(tmp_path: Path) -> None:
     run = f'echo "$PWD" >> "{journal}"; PYTHONPATH="{ROOT / "sdk"}" exec "$MIZZEN_PYTHON"'
     run += f' "{ROOT / "tests" / "stack" / "job.py"}" 1000000 0.1'
 
-    def submit(name: str, tasks: int, command: str) -> str:
+    def submit(name: str, tasks: int, command: str, tenant: str = "poor") -> str:
         resources = {"accelerators": "a100:2", "cpus": 0.1, "memory": "64MiB"}
         document: dict[str, Any] = {
-            "version": 1, "name": name, "tenant": "t", "checkpoint": {"interval": "1s", "grace": "5s"},
+            "version": 1, "name": name, "tenant": tenant, "checkpoint": {"interval": "1s", "grace": "5s"},
             "jobs": [{"name": "main", "tasks": tasks, "resources": resources, "run": command}],
         }  # fmt: skip
         return str(up.client().submit(document)["id"])
 
     try:
         up.start()
-        up.client().set_tenant("t", 5, {"a100": 0}, None)
-        filler = submit("filler", 2, "sleep 10000")
-        wait_until(lambda: up.phase(filler) == "running", "two machines are taken")
-        older = submit("older", 4, "true")
-        gang = submit("gang", 2, run)
+        up.client().set_tenant("poor", 5, {"a100": 0}, None)
+        up.client().set_tenant("t", 5, {"a100": quota}, None)
+        fillers = [submit("filler", 1, "sleep 10000") for _ in range(3)]
+        wait_until(lambda: all(up.phase(one) == "running" for one in fillers), "three machines are taken")
+        older = submit("older", 4, "true", "t" if quota == 0 else "poor")
+        gang = submit("gang", 2, run, "t")
         wait_until(lambda: (up.saved_step(gang) or 0) > 0, "the gang has saved")
         before = _machines(up, journal)
         assert len(before) == len(set(before)) == 2
-        up.client().cancel(filler)
-        wait_until(lambda: up.phase(filler) == "cancelled", "three machines are free")
+        if quota == 0:
+            for one in fillers:
+                up.client().cancel(one)
+            wait_until(lambda: all(up.phase(one) == "cancelled" for one in fillers), "three machines are free")
         lost, kept = sorted(before)
         power_off(machine_state_dir(up.data, lost))
         wait_until(lambda: len(_machines(up, journal)) == 4, "the gang has started again", 180)
@@ -61,7 +65,9 @@ def test_the_other_task_stays_on_its_machine(tmp_path: Path) -> None:
         assert first["outcome"]["code"] == "machine_lost" and second["resumed_step"] >= 1
         placed = [e for e in up.client().events(gang) if e["kind"] == "workload.placing"]
         assert placed[-1]["detail"]["kept"] == [kept] and len(placed) == 2
-        assert up.phase(older) == "pending"
+        assert len(placed[-1]["detail"]["victims"]) == (quota > 0)
+        assert sum(up.phase(one) == "running" for one in fillers) == (2 if quota else 0)
+        assert up.phase(older) in ("pending", "preempted")
     finally:
         up.close()
 

@@ -1,8 +1,7 @@
 -- Books the places of the next attempts of running workloads, and tells the running attempts to stop. All or none of
 -- `bookings` are made: false if a plan does not hold any more, or an attempt does not run or is being stopped already.
--- `activities.scheduling.bookings` makes the array: objects with `attempt`, `code`, `stop` (the detail of the message;
--- null: the tasks have stopped already, so the attempt may be in any phase, and no message is sent), `candidate` (an
--- `award_candidate`) and `frees`: the running attempt, if its next attempt may get slots that it holds.
+-- `activities.scheduling.bookings` makes the array: objects with `attempt`, `code`, `stop` (the detail of the message),
+-- `candidate` (an `award_candidate`) and `frees`: the running attempt, if its next attempt may get slots that it holds.
 --
 -- A booking inserts allocations for the next attempt, so that no other workload gets these slots. When the running
 -- attempt is released (`activities.lifecycle.handover`), these allocations are deleted, and `award_plans` allocates the
@@ -28,7 +27,7 @@ begin
     from jsonb_array_elements(bookings) as b
     join workload as w on w.id = b -> 'candidate' ->> 'workload' and w.attempt = (b ->> 'attempt')::bigint
     join attempt as a on a.workload = w.id and a.attempt = w.attempt
-    where (w.phase = 'running' or b ->> 'stop' is null) and w.held_by is null and a.released_at is null
+    where w.phase = 'running' and w.held_by is null and a.released_at is null
       and a.evicting_since is null and not exists (select from booking as k where k.workload = w.id);
     if cardinality(workload_ids) is distinct from cardinality(batch) then
         return false;
@@ -66,6 +65,6 @@ begin
     select 'mail', b -> 'candidate' ->> 'workload', jsonb_build_object(
         'kind', 'preempt', 'attempt', (b ->> 'attempt')::bigint, 'detail',
         (b -> 'stop') || jsonb_build_object('code', b ->> 'code'))
-    from jsonb_array_elements(bookings) as b where b ->> 'stop' is not null;
+    from jsonb_array_elements(bookings) as b;
     return true;
 end $$;

@@ -248,7 +248,7 @@ class ResilientCallback(Callback):
         return None if self._loaded is None else str(self._loaded.folder / _FILE)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Prepare Lightning's loop to restore what the hooks `on_train_start` change, and to end a training twice."""
+        """Prepare Lightning's loop: to restore what `on_train_start` changes, and to end a training again."""
         del pl_module
         fit = trainer.fit_loop
         _after(fit, "on_run_start", partial(self._restore_rest, trainer))
@@ -256,10 +256,7 @@ class ResilientCallback(Callback):
         vars(fit)["run"] = partial(self._run, trainer, fit.run)
 
     def _run(self, trainer: Trainer, plain: Callable[[], None]) -> None:
-        """Run the training. If it had taken its last step before it was killed, call the hooks that follow this step.
-
-        No checkpoint contains what they change. Lightning itself would call no hooks, and restore no attributes.
-        """
+        """Run the training. If it has taken its last step, call the hooks that follow: Lightning would not."""
         fit = trainer.fit_loop
         fit.setup_data()
         if self._loaded is None or not trainer.limit_train_batches or not fit.done:
