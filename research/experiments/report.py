@@ -90,6 +90,11 @@ def _parts(found: Found, kinds: Iterable[tuple[str, str]]) -> Iterator[str]:
     yield "### Goals\n\nHow many cells meet each goal, of the cells that have such workloads:"
     yield _goals(found, lambda name: name == BASELINE)
     yield _goals(found, lambda name: name != BASELINE)
+    yield (
+        "Missed waits of levels 1 and 2, over all cells. A wait is within quota if all unfinished work of the tenant,\n"
+        "of the same level or a better one, fits into its quota when the wait begins:"
+    )
+    yield _misses(found)
     yield "### Cells against the baseline"
     yield _cells(found, (BASELINE,))
     yield "### Cells against other schedulers\n\nGoals that a cell misses:"
@@ -133,6 +138,17 @@ def _goals(found: Found, shown: Callable[[str], bool]) -> str:
         for (name, trace), rows in sorted(counts.items(), key=lambda one: _SHOWN.index(one[0][0]))
     ]
     return _table(("against", "trace", *goals), cells)
+
+
+def _misses(found: Found) -> str:
+    """Returns a table with a row for each policy: the missed waits of levels 1 and 2, within quota and over quota."""
+    rows = []
+    for name in _SHOWN:
+        ran = [cell.ran[name] for cell in found.values() if name in cell.ran]
+        within = sum(one.missed_within for one in ran), sum(one.judged_within for one in ran)
+        over = sum(one.missed for one in ran) - within[0], sum(one.judged for one in ran) - within[1]
+        rows.append([name, *(f"{missed} of {judged}" for missed, judged in (within, over))])
+    return _table(("policy", "within quota", "over quota"), rows)
 
 
 def _cells(found: Found, names: Sequence[str]) -> str:

@@ -14,7 +14,7 @@ GROUPS: Mapping[str, tuple[int, ...]] = {"1-2": (1, 2), "3-4": (3, 4), "5-7": (5
 """Levels whose waits are evaluated together."""
 NOISE_S = 10.0
 """Mean waits that differ by less count as equal: passes are 60 s apart, and their times depend on the policy."""
-_LEVEL, _WAIT_S, _ENDED = 0, 3, 4
+_LEVEL, _WITHIN, _WAIT_S, _ENDED = 0, 2, 3, 4
 """Indexes of the columns of a wait (`research.experiments.replay.COLUMNS`)."""
 
 
@@ -26,6 +26,10 @@ class CellFigures:
     """Waits of levels 1 and 2 that were longer than the objective."""
     judged: int
     """Waits of levels 1 and 2 that ended, or were longer than the objective when the run ended."""
+    missed_within: int
+    """Of these waits, those within quota: when the wait begins, all unfinished work of the tenant, of the same level or
+    a better one, fits into its quota."""
+    judged_within: int
     waits_s: dict[str, list[float]]
     """Mean, P50 and P99 by group of levels; waits that are unfinished count up to the end of the run."""
     worked_gpu_h: float
@@ -53,17 +57,16 @@ class CellFigures:
 def figures(body: Mapping[str, Any]) -> CellFigures:
     """Returns the figures of an outcome (`research.experiments.replay.outcome`)."""
     waits = body["waits"]["award"]
-    missed = judged = 0
-    for wait in waits:
-        if wait[_LEVEL] in HIGH_LEVELS:
-            late = wait[_WAIT_S] > OBJECTIVE_S[wait[_LEVEL]]
-            judged += late or bool(wait[_ENDED])
-            missed += late
+    high = [(wait[_WAIT_S] > OBJECTIVE_S[wait[_LEVEL]], wait) for wait in waits if wait[_LEVEL] in HIGH_LEVELS]
+    judged = [(late, wait) for late, wait in high if late or wait[_ENDED]]
+    within = [late for late, wait in judged if wait[_WITHIN]]
     by_group = {group: [wait[_WAIT_S] for wait in waits if wait[_LEVEL] in levels] for group, levels in GROUPS.items()}
     worked = body["worked_gpu_h"]
     return CellFigures(
-        missed,
-        judged,
+        sum(late for late, _ in judged),
+        len(judged),
+        sum(within),
+        len(within),
         {
             group: [float(np.mean(here)), *map(float, np.percentile(here, (50, 99), method="inverted_cdf"))]
             for group, here in by_group.items()

@@ -181,7 +181,7 @@ def _linear(fluids: Sequence[Fluid], slots: int, until_s: float) -> float:
 
 def test_unfinished_waits_count_up_to_the_end_of_the_run() -> None:
     """An unfinished wait is missed if it is longer than its objective, else it is not judged."""
-    waits = [(1, 8, 1, 301.0, 0, 0.0), (2, 8, 1, 300.0, 0, 0.0), (1, 8, 1, 100.0, 1, 0.0), (7, 1, 0, 9000.0, 0, 0.0)]
+    waits = [(1, 8, 1, 301.0, 0, 0.0), (2, 8, 1, 300.0, 0, 0.0), (1, 8, 0, 100.0, 1, 0.0), (7, 1, 0, 9000.0, 0, 0.0)]
     body = {
         "waits": {"award": waits},
         "worked_gpu_h": {"1": 2.0, "7": 3.0},
@@ -190,7 +190,8 @@ def test_unfinished_waits_count_up_to_the_end_of_the_run() -> None:
         "cpu_s": 1.0,
     }
     got = figures(body)
-    assert (got.missed, got.judged, got.worked_gpu_h, got.worked_high_gpu_h) == (1, 2, 5.0, 2.0)
+    assert (got.missed, got.judged, got.missed_within, got.judged_within) == (1, 2, 1, 1)
+    assert (got.worked_gpu_h, got.worked_high_gpu_h) == (5.0, 2.0)
     assert got.mean_s("1-2") == pytest.approx(701 / 3) and got.mean_s("3-4") is None
     assert got.waits_s["all"] == [pytest.approx(9701 / 4), 300.0, 9000.0]
 
@@ -199,7 +200,7 @@ def _cell(**changed: Any) -> CellFigures:
     """Returns figures that meet no goal by far; changes replace the mean wait of a group, or another figure."""
     groups = {group: [changed.pop(f"w{group}", 1000.0), 10.0, 5000.0] for group in ("1-2", "3-4", "5-7", "all")}
     groups = {group: waits for group, waits in groups.items() if waits[0] >= 0}
-    return replace(CellFigures(10, 100, groups, 1000.0, 300.0, 900.0, 5.0, 9, 1.0), **changed)
+    return replace(CellFigures(10, 100, 1, 40, groups, 1000.0, 300.0, 900.0, 5.0, 9, 1.0), **changed)
 
 
 @pytest.mark.parametrize(
