@@ -36,9 +36,9 @@ class SchedulerSettings(Section):
     moves_per_h: int = Field(0, ge=0)
     """Maximum number of running over-quota workloads that are moved in any hour, so that whole machines become free for
     gangs that wait; 0: none."""
-    repair: bool = False
-    """Whether a gang that loses a machine continues on its other machines, and on free slots nearby for the missing
-    tasks, without returning to the queue."""
+    repair: bool = True
+    """Whether a gang that loses a machine continues on its other machines, and for the missing tasks on slots nearby
+    that are free or that it may evict for, without returning to the queue."""
     grow: bool = True
     """Whether running elastic workloads are started again with more tasks, if slots are free that no workload waits
     for."""
