@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from mizzen import Checkpointer
+from mizzen.checkpoint import CheckpointWarning
 from mizzen.integrations.lightning import ResilientCallback
 from mizzen.integrations.torch import ResumableLoader
 from mizzen.integrations.transformers import ResilientCallback as HuggingFaceCallback
@@ -57,6 +58,28 @@ class Lit(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """Return the optimizer."""
         return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class Slow(Lit):
+    """Accumulates the gradients of one of two optimizers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.other, self.automatic_optimization = nn.Linear(1, 1), False
+
+    def training_step(self, batch: Any, number: int) -> None:
+        """Step one optimizer."""
+        slow, fast = self.optimizers()
+        fast.zero_grad()
+        self.manual_backward(self.line(batch[0]).sum() + self.other(batch[0]).sum())
+        fast.step()
+        if number % 3 == 2:
+            slow.step()
+            slow.zero_grad()
+
+    def configure_optimizers(self) -> Any:
+        """Return both optimizers."""
+        return torch.optim.SGD(self.line.parameters(), 0.1), torch.optim.SGD(self.other.parameters(), 0.1)
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -189,3 +212,13 @@ def test_a_training_that_a_callback_has_stopped_stays_so(
     steps = 6 if strategy == "epoch" else 4
     assert found == [(steps, steps, [2, 2], 1, 2)] * 2
     assert weights[0] == weights[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_gradients_that_lightning_accumulates_over_a_checkpoint_are_told(tmp_path: Path) -> None:
+    """An optimizer has stepped, so a checkpoint is saved, but another one has gradients."""
+    resilient = ResilientCallback(Checkpointer(tmp_path / "ckpt", interval_s=0))
+    options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[resilient], **options)
+    with pytest.warns(CheckpointWarning, match="the training adds to gradients that were there at step"):
+        trainer.fit(Slow(), ResumableLoader(TensorDataset(torch.ones(6, 1))))

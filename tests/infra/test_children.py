@@ -24,7 +24,7 @@ OTHERS = {
     "agent/containers/inside/sitecustomize.py": "the variable of containers",
     "infra/stack/temporal.py": "the folder of installed programs",
     "sdk/mizzen/checkpoint/first_run.py": "starts a script again, which imports from its own folder",
-    "sdk/mizzen/integrations/loader_options.py": "passes on an option of torch's loader",
+    "sdk/mizzen/integrations/torch.py": "passes on an option of torch's loader",
     "sdk/mizzen/memory/connection.py": "isolated",
     "server/demo/checks.py": "starts a script, which imports from its own folder",
 }

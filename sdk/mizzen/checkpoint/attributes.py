@@ -31,12 +31,11 @@ from mizzen.checkpoint.attribute_holders import (
     watched,
 )
 from mizzen.checkpoint.descriptions import Description, Known, Making, PartialError, TooLargeError, is_made, is_plain
-from mizzen.checkpoint.devices import devices, moved
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.known_modules import KnownModules, Named, is_module, modes_of, named_modules, saved_tensors
 from mizzen.checkpoint.marks import Large, Unchanging, is_atom, marked
 from mizzen.checkpoint.refill import Refill
-from mizzen.checkpoint.storable import Found, storable
+from mizzen.checkpoint.storable import Found, devices, moved, storable
 from mizzen.checkpoint.tensors import loaded
 
 __all__ = ["ATTRIBUTES", "ChangedAttributes", "watched"]
@@ -181,14 +180,15 @@ class ChangedAttributes:
     def _find(self, found: Found, one: AttributeHolder, name: str, value: Any, before: _Before) -> None:
         """Add an attribute to `found` if it has changed. Its value is no number or text."""
         where, is_data = f"{one.path}.{name}", one.part.endswith(DATA)
+        is_cache = is_data or _is_dataset(one.value) or _is_dataset(value)
         old, mark = before.values.get(name, before), self._mark(value)
         if mark is None:
-            if not is_data and (value is not old or name in before.marks) and any(map(is_made, _inside(value))):
+            if not is_cache and (value is not old or name in before.marks) and any(map(is_made, _inside(value))):
                 found.lost[where] = value
         elif mark == before.marks.get(name):
             return
         elif isinstance(mark, Large):
-            found.large += [] if is_data else [where]
+            found.large += [] if is_cache else [where]
         elif (access := rng.generator(value)) is not None and type(old) is type(value):
             if not is_data:  # Its loader saves it.
                 found.generators.setdefault(one.path, {})[name] = access[0]()
@@ -197,7 +197,7 @@ class ChangedAttributes:
         else:
             description = self._described(value)
             found.add(one.path, name, value, description)
-            if description is not None and description.omitted and not is_data:
+            if description is not None and description.omitted and not is_cache:
                 found.lost[where] = value
 
     def look(self) -> None:
@@ -367,6 +367,11 @@ def _place(holder: Any, name: str) -> tuple[dict[str, Any] | None, str]:
         return content["_modules"], name.removeprefix(_INNER)
     is_taken = is_module(holder) and any(name in content[kind] for kind in (*TENSORS, "_modules"))
     return None if is_taken else content, name
+
+
+def _is_dataset(value: Any) -> bool:
+    data = loaded("torch.utils.data.dataset")
+    return data is not None and isinstance(value, data.Dataset)
 
 
 def _has_gradient(value: Any) -> bool:

@@ -34,7 +34,8 @@ def root_of(node: ast.expr) -> str:
 def carried(loop: ast.For | ast.While) -> set[str]:
     """Return the names that a pass of a loop reads as the pass before has left them, such as sums and counters.
 
-    Also the objects to which a pass adds, and the iterators that it advances.
+    Also the objects to which a pass adds, the iterators that it advances, the lists that it shuffles, and those whose
+    items it computes from their former values: `sums[i] += x`.
     """
     flow = _Flow()
     flow.run(loop.body, flow.reads(loop.test, set()) if isinstance(loop, ast.While) else set())
@@ -42,9 +43,29 @@ def carried(loop: ast.For | ast.While) -> set[str]:
     for call in (one for one in ast.walk(loop) if isinstance(one, ast.Call)):
         if name_of(call) in _MUTATING and isinstance(call.func, ast.Attribute):
             found |= {root_of(call.func)} & flow.read
-        elif name_of(call) == "next" and call.args:
+        elif name_of(call) in ("next", "shuffle") and call.args:
             found |= {root_of(call.args[0])} & flow.read
+    items, others = set[str](), set[str]()
+    for one in (one for one in ast.walk(loop) if isinstance(one, ast.Assign | ast.AugAssign)):
+        for target in one.targets if isinstance(one, ast.Assign) else [one.target]:
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                is_own = isinstance(one, ast.AugAssign) or target.value.id in names_in(one.value)
+                (items if is_own else others).add(target.value.id)
+    found |= (items - others) & flow.read
     return found - (names_in(loop.target, ast.Store) if isinstance(loop, ast.For) else set())
+
+
+def set_by_some(loop: ast.For | ast.While, body: list[ast.stmt], is_known: Callable[[ast.AST], bool]) -> set[str]:
+    """Return the names that a loop in `body` changes only in some passes, such as the best weights."""
+    stored, some, always = [one for part in loop.body for one in bindings(part)], set[ast.AST](), set[str]()
+    for one in (one for one in ast.walk(loop) if isinstance(one, ast.If) and not isinstance(one.body[-1], _LEAVING)):
+        branches = [{each.id for part in branch for each in bindings(part)} for branch in (one.body, one.orelse)]
+        always |= set.intersection(*branches)
+        if not all(is_known(ast.Name(name)) for name in names_in(one.test)):
+            some |= {*ast.walk(one)}
+    always |= {one.id for one in stored if one not in some}
+    before = {one.id for part in body for one in bindings(part) if one.lineno < loop.lineno}
+    return before & {one.id for one in stored} - always
 
 
 def bindings(node: ast.AST) -> Iterator[ast.Name]:
@@ -230,7 +251,7 @@ class Uses:
                     self.names -= stored  # Its new value does not depend on the old one.
             elif stored:
                 self._derive(stored, found)
-            elif self.is_known(target):
+            elif self.is_known(target) or (isinstance(target, ast.Subscript) and ast.unparse(target.slice) == "'lr'"):
                 return found
         return None
 

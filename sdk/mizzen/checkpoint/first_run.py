@@ -25,15 +25,17 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TextIO
+from types import FrameType
+from typing import Any, TextIO
 
+from mizzen.checkpoint import rng
 from mizzen.checkpoint.differences import Difference
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.pictures import Picture, differing, picture
 from mizzen.checkpoint.place import Gang
 from mizzen.checkpoint.second_run import AFTER, COPIED, PICTURES, VARIABLE
+from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.tracked_objects import Tracked
-from mizzen.checkpoint.untracked import untracked
 
 STALL_STEPS = 1.8
 """The pictures stall the training for at most the time of this many steps."""
@@ -105,7 +107,7 @@ class FirstRun:
             self._tell()
             return
         self._step, self._due, self._durable = step, [step + after for after in AFTER], durable
-        self._untracked = untracked(self._tracked)
+        self._untracked = _untracked(self._tracked)
         self._held.add(step)
         atexit.register(self._at_exit)
         self._thread.start()
@@ -283,3 +285,37 @@ class FirstRun:
         more = f" (and {len(others)} more, in {', '.join(names)})" if others else ""
         hint = f"; not tracked: {', '.join(self._untracked)}" if self._untracked else ""
         return f"the script, started once more, differs {when}, first at {first.path}: {first.how}{more}; {why}{hint}"
+
+
+def _untracked(tracked: Tracked) -> list[str]:
+    """Return the variables of the function that called the SDK, and of its module, that hold a state.
+
+    Each as `name (class)`: random generators, and objects with `state_dict` and `load_state_dict`.
+    """
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("mizzen."):
+        frame = frame.f_back
+    if frame is None:
+        return []
+    variables = {**frame.f_globals, **frame.f_locals}
+    known = {id(part) for one in tracked.objects for part in _modules(one)}
+    return [
+        f"{name} ({type(value).__name__})"
+        for name, value in variables.items()
+        if id(value) not in known and not isinstance(value, type) and _has_state(value)
+    ]
+
+
+def _modules(value: Any) -> list[Any]:
+    """Return an object, and the modules inside if it is a torch module."""
+    torch = loaded("torch")
+    return list(value.modules()) if torch is not None and isinstance(value, torch.nn.Module) else [value]
+
+
+def _has_state(value: Any) -> bool:
+    try:
+        if rng.generator(value) is not None:
+            return True
+        return callable(getattr(value, "load_state_dict", None)) and bool(value.state_dict())
+    except Exception:
+        return False

@@ -51,7 +51,8 @@ def _mark(objects: Iterable[Any]) -> Any:
     """
     torch = loaded("torch")
     modules = [one for one in objects if torch is not None and isinstance(one, torch.nn.Module)]
-    found = [[tensor for tensor in module.parameters() if tensor.requires_grad] for module in modules]
+    lazy = torch.nn.parameter.is_lazy if torch is not None else bool  # No value before the first forward pass.
+    found = [[one for one in module.parameters() if one.requires_grad and not lazy(one)] for module in modules]
     every = [tensor for tensors in found for tensor in tensors]
     if not every:
         return None

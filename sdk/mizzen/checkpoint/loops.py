@@ -1,14 +1,32 @@
-"""Analyses the source of the loops that call the SDK, to find out what a restart would repeat."""
+"""Analyses the source of the loops that call the SDK, and tells the files of a script from those of libraries."""
 
 import ast
 import linecache
+import os
+import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from types import CodeType, FrameType
 from typing import TypeAlias
 
 Stack: TypeAlias = list[tuple[CodeType, int]]
 """The functions of a script that are running, the innermost first, each with its current line."""
+
+_PACKAGES = re.compile(r"[\\/](site|dist)-packages[\\/]")
+"""Also the folders of a user (`pip install --user`), or of a distribution of Linux."""
+
+
+@cache
+def _folders() -> tuple[str, ...]:
+    import sysconfig  # Not at the start: few scripts need it there.
+
+    return tuple(sysconfig.get_paths()[name] + os.sep for name in ("stdlib", "purelib", "platlib"))
+
+
+def is_of_library(file: str) -> bool:
+    """Return whether a source file belongs to an installed library or to Python, and not to the script."""
+    return file.startswith(_folders()) or _PACKAGES.search(file) is not None
 
 
 def stack() -> Stack:

@@ -16,6 +16,7 @@ _UNMOVED = (
     "It has a ResumableSampler whose advance() is not called: call it after each batch, or iterate the ResumableLoader "
     "itself instead of what a framework, such as accelerate, has made of it"
 )
+_COUNTING = ("torch.optim.lr_scheduler", "torch.optim.swa_utils", "torch.amp.grad_scaler")
 _MOST = 20_000
 """Objects among which a random generator is searched. With more, it counts as found."""
 _IN_ORDER = ("SequentialSampler", "DistributedSampler", "_InfiniteConstantSampler", "ResumableSampler")
@@ -52,11 +53,15 @@ def warn_of_lost_position(
 def _values(tracked: Collection[Any]) -> Values:
     data, nn = loaded("torch.utils.data.dataloader"), loaded("torch")
     kept = {id(one) for one in tracked}
+    # Their attributes are saved.
+    datasets = {id(one.dataset) for one in tracked if data is not None and isinstance(one, data.DataLoader)}
+    inside = {id(part) for one in tracked if isinstance(one, dict) for part in one.values()}
 
     def is_kept(value: Any) -> bool:
         # Also an object whose attributes are tracked, as by `track(stopper=vars(stopper))`, and the Checkpointer.
         return any(
-            id(one) in kept for one in (value, getattr(value, "__dict__", value), getattr(value, "progress", value))
+            id(one) in kept | datasets
+            for one in (value, getattr(value, "__dict__", value), getattr(value, "progress", value))
         )
 
     def is_position(value: Any) -> bool:
@@ -79,11 +84,22 @@ def _values(tracked: Collection[Any]) -> Values:
     def generator(value: Any) -> Any:
         sampler = _sampler(value) if data is not None and isinstance(value, data.DataLoader) else None
         drawn = value if sampler is None else getattr(sampler, "generator", None)
-        if drawn is None or rng.generator(drawn) is None or is_loader(value) or _reaches(tracked, drawn):
+        if drawn is None or not (rng.generator(drawn) or _is_counting(drawn)):
+            return None
+        if is_loader(value) or _reaches(tracked, drawn):
             return None
         return drawn
 
-    return Values(is_position, is_loader, is_plain, is_kept, generator, _saved(tracked))
+    def is_inside(value: Any) -> bool:
+        return id(value) in inside and hasattr(value, "__setitem__")
+
+    return Values(is_position, is_loader, is_plain, is_kept, is_inside, generator, _saved(tracked))
+
+
+def _is_counting(value: Any) -> bool:
+    """Return whether a value is a schedule, an average or a scaler of torch, with a state that is needed."""
+    kind = type(value)
+    return kind.__module__.startswith(_COUNTING) and kind.__name__ != "ExponentialLR" and bool(value.state_dict())
 
 
 def _saved(tracked: Collection[Any]) -> set[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from weakref import ref
 
 from mizzen.checkpoint import loops
-from mizzen.checkpoint.own_attributes import own_attributes
+from mizzen.checkpoint.restored_names import own_attributes
 from mizzen.checkpoint.tensors import loaded
 
 _KEY = "mizzen.added_groups"

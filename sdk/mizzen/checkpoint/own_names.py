@@ -12,7 +12,7 @@ from functools import cache
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from mizzen.checkpoint.libraries import is_of_library
+from mizzen.checkpoint.loops import is_of_library
 
 _HIDING = ("torch.optim", "lightning.", "pytorch_lightning.")
 """Libraries whose classes have private attributes that no restart may set."""

@@ -1,7 +1,7 @@
 """Loads the committed checkpoints of a root. Read-only."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
@@ -18,6 +18,8 @@ from mizzen.checkpoint.verified_part import VerifiedPart, verified_part
 from mizzen.objects.store import ObjectStore
 
 _RELISTS = 5
+_TOLD = 5
+"""Number of attributes that a warning names."""
 
 T = TypeVar("T")
 
@@ -226,10 +228,8 @@ def _load(
     state = {part.name: value(part) for part in mine}
     saved = {part.rank: value(part) for part in manifest.parts if foreign and part.name == ATTRIBUTES}
     if saved:
-        from mizzen.checkpoint.equal_attributes import equal_attributes  # Few gangs need it.
-
         every = [saved.get(rank, {}) for rank in range(manifest.world_size)]
-        if equal := equal_attributes(every, f"{store.uri('')} {manifest.name}"):
+        if equal := _equal_attributes(every, f"{store.uri('')} {manifest.name}"):
             state[ATTRIBUTES] = equal
     return state
 
@@ -244,3 +244,44 @@ def load_one(store: ObjectStore, manifest: Manifest, reader: Reader) -> Checkpoi
     log = Log(store)
     log.refresh()
     return Checkpoint(manifest, _load(store, manifest, reader, _copies([log]), {}, set()))
+
+
+def _equal_attributes(saved: Sequence[Mapping[str, Any]], where: str) -> dict[str, Any]:
+    """Return what is equal in the attributes of all ranks (`ChangedAttributes.changed`); {} if nothing is.
+
+    A `CheckpointWarning` names the others, of the checkpoint `where`.
+    """
+    flat = [dict(_flat(one)) for one in saved]
+    names = dict.fromkeys(name for one in flat for name in one)
+    equal = {name for name in names if all(name in one and _is_equal(one[name], flat[0][name]) for one in flat)}
+    if lost := [f"{path}.{name}" if name else path for kind, path, name in names if (kind, path, name) not in equal]:
+        more = f" and {len(lost) - _TOLD} more" if len(lost) > _TOLD else ""
+        message = (
+            f"{where}: the gang had {len(saved)} ranks, and these attributes differed between them, so they are not "
+            f"restored: {', '.join(lost[:_TOLD])}{more}"
+        )
+        warnings.warn(message, CheckpointWarning, stacklevel=8)
+    if not equal:
+        return {}
+    found: dict[str, Any] = {"values": {}, "generators": {}, "modes": {}, "apart": {}, "made": {}}
+    for kind, path, name in filter(equal.__contains__, names):
+        if kind == "modes":
+            found[kind][path] = flat[0][kind, path, name]
+            continue
+        found[kind].setdefault(path, {})[name] = flat[0][kind, path, name]
+        for more in ("apart", "made") if kind == "values" else ():
+            if name in saved[0].get(more, {}).get(path, ()):
+                found[more].setdefault(path, []).append(name)
+    return found
+
+
+def _flat(saved: Mapping[str, Any]) -> Iterator[tuple[tuple[str, str, str], Any]]:
+    for kind in ("values", "generators"):
+        for path, found in saved.get(kind, {}).items():
+            yield from (((kind, path, name), one) for name, one in found.items())
+    yield from ((("modes", path, ""), mode) for path, mode in saved.get("modes", {}).items())
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    encoded = [parts.encode(ATTRIBUTES, {"value": value}) for value in (one, other)]
+    return encoded[0][0] == encoded[1][0] and b"".join(encoded[0][1]) == b"".join(encoded[1][1])

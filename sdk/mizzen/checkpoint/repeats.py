@@ -14,11 +14,27 @@ from types import FrameType, GeneratorType
 from typing import Any
 
 from mizzen.checkpoint import loops
-from mizzen.checkpoint.carried import Uses, bindings, carried, following, name_of, names_in, root_of, unassigned
-from mizzen.checkpoint.libraries import is_of_library
-from mizzen.checkpoint.own_attributes import SELF, OwnAttributes, is_own, own_attributes
-from mizzen.checkpoint.random_draws import Draws
-from mizzen.checkpoint.restored_names import RANGES, RestoredNames, Values
+from mizzen.checkpoint.carried import (
+    Uses,
+    bindings,
+    carried,
+    following,
+    name_of,
+    names_in,
+    root_of,
+    set_by_some,
+    unassigned,
+)
+from mizzen.checkpoint.random_draws import Beginnings, Draws
+from mizzen.checkpoint.restored_names import (
+    RANGES,
+    SELF,
+    OwnAttributes,
+    RestoredNames,
+    Values,
+    is_own,
+    own_attributes,
+)
 
 _PASSING = ("enumerate", "tqdm", "zip", "islice", "iter")
 """Functions that yield items of an iterable."""
@@ -56,7 +72,7 @@ def told(restored: loops.Stack, values: Values) -> str | None:
 def _frames(before: dict[Any, int]) -> Iterator[FrameType]:
     """Yield the frames of the script, without those of libraries, up to the one that called `restore`."""
     for frame in loops.frames():
-        if is_of_library(frame.f_code.co_filename):
+        if loops.is_of_library(frame.f_code.co_filename):
             return
         yield frame
         if frame.f_code in before:
@@ -114,16 +130,17 @@ class _Place:
                 uses = Uses(names_in(called, ast.Store) - self._known, self.is_known)
                 if name := uses.first(self.body, (called.end_lineno or 0) + 1):
                     return _forgotten(name, self.line)
-        if found := self._cycles():
+        beginnings = Beginnings(self.names, self.values, self.is_known, self._value, self._passes_over)
+        if found := self._cycles() or beginnings.sequence([*(loop.body for loop in self.loops), self.body]):
             return found
-        if any(isinstance(loop, ast.For) and self._passes_over(loop) for loop in self.loops):
+        if any(map(self._passes_over, self.loops)):
             return None  # What is passed over may draw, too.
         outer = [loop.body for loop in self.loops[1:]]
         if self._is_called and self.loops:
             outer.append(self.body)
         draws = Draws(self.names, self.tree)
         for inner, body in zip(self.loops, outer, strict=False):
-            if found := draws.again(body, inner):
+            if found := draws.again(body, inner) or beginnings.again(body, inner):
                 return found
         if self.loops and (found := draws.before_batch(self.loops[0], self._is_saved)):
             return found
@@ -134,6 +151,8 @@ class _Place:
         values = [self._value(one) for one in passed]
         tracked = [one for one, value in zip(passed, values, strict=True) if self.values.is_loader(value)]
         is_plain = any(self.values.is_plain(value) for value in values)
+        if any(self.values.is_loader(getattr(value, "_dataloader", None)) for value in values):
+            return f"line {loop.lineno}: Fabric sets the loader to epoch 0 then. Iterate the ResumableLoader itself"
         if tracked and self._is_limited(loop, passed):
             name = ast.unparse(tracked[0])
             return (
@@ -222,8 +241,10 @@ class _Place:
         selecting = [one for one in uses if self.is_known(one) and name_of(one) not in ("print", "step")]
         return any(names_in(one) & targets for one in selecting)
 
-    def _passes_over(self, loop: ast.For) -> bool:
+    def _passes_over(self, loop: ast.For | ast.While) -> bool:
         """Return whether a loop may pass over what was done before a restart, by a comparison with a counter."""
+        if not isinstance(loop, ast.For):
+            return False
         counted = names_in(loop.target, ast.Store) | {
             one.target.id
             for one in ast.walk(loop)
@@ -239,19 +260,25 @@ class _Place:
         return False
 
     def _forgets(self, loop: ast.For | ast.While) -> str | None:
+        stored = names_in(loop, ast.Store)
         names = {
             name
             for name in carried(loop) - self._known - {"self"}
             if name in self.names and not self._is_saved(self.names[name])
+            # A tracked dict has it.
+            if name in stored or not self.values.is_inside(self.names[name])
             # An attribute that is an object may be saved with another one.
             if not is_own(name) or (type(self.names[name]) in (int, float) and not self.is_known(ast.Name(name)))
         }
         counter = self._counter(loop)
         names |= {counter[0]} if counter is not None else set()
-        uses = Uses(names, self.is_known, self._is_aligned, loop.end_lineno or 0)
+        uses = Uses(names, self._is_restored, self._is_aligned, loop.end_lineno or 0)
         name = uses.first(self.body, loop.lineno)
+        if name is None:
+            names = set_by_some(loop, self.body, self.is_known) - self._known
+            name = Uses(names, self._is_restored).first(self.body, (loop.end_lineno or 0) + 1)
         self.is_returned |= uses.returned
-        if name is None and uses.divisor is not None:
+        if name is None and uses.divisor is not None and not hasattr(self.names.get(uses.divisor), "shape"):
             return (
                 f"line {uses.divided_at}: {uses.divisor} is 0 or empty after a restart from the last batch of an "
                 "epoch. Divide by max(..., 1)"
@@ -266,6 +293,10 @@ class _Place:
         if self.values.is_plain(self.names[name]) or type(self.names[name]).__name__ == "generator":
             return f"{name} would begin again after a restart: its position is not tracked. Track its loader: {PLAIN}"
         return ENDLESS if type(self.names[name]).__name__ == "cycle" else _forgotten(name, loop.lineno)
+
+    def _is_restored(self, node: ast.AST) -> bool:
+        is_kept = isinstance(node, ast.expr) and self.values.is_kept(self.names.get(root_of(node)))
+        return is_kept or self.is_known(node)
 
     def _is_saved(self, value: Any) -> bool:
         """Return whether a value is tracked, or has iterators of tracked loaders: their positions are saved."""

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen.checkpoint.carried import name_of, names_in
-from mizzen.checkpoint.own_attributes import SELF, is_own
 
 RANGES = ("range", "trange")
+SELF = "self."
+"""How the names of variables begin that stand for attributes of `self`, such as the best loss of a trainer."""
 _RESTORING = {"restore", "progress", "load_latest", "latest"}
 """Attributes that yield restored values."""
 
@@ -25,6 +26,8 @@ class Values:
     """Whether it is a torch loader in order, or an iterator of one, whose position is not tracked."""
     is_kept: Callable[[Any], bool]
     """Whether it is any tracked object."""
+    is_inside: Callable[[Any], bool]
+    """Whether a tracked dict has it, and a restore fills it in place."""
     generator: Callable[[Any], Any]
     """The value itself if it is a random generator, or that of a loader's order; None if a tracked object has it."""
     saved: Set[str]
@@ -100,3 +103,32 @@ class RestoredNames:
         if isinstance(node, ast.Attribute):
             return getattr(self.value(node.value), "__dict__", {}).get(node.attr)  # Not a property, which may compute.
         return None
+
+
+class OwnAttributes(ast.NodeTransformer):
+    """Replaces `self.best` by a variable of that name; not in calls of methods."""
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        """Replace an attribute of `self`."""
+        if isinstance(node.value, ast.Name) and node.value.id == "self":
+            return ast.copy_location(ast.Name(f"{SELF}{node.attr}", node.ctx), node)
+        return self.generic_visit(node)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        """Leave the name of the method."""
+        if isinstance(node.func, ast.Attribute):
+            node.func.value = self.visit(node.func.value)
+            node.args = [self.visit(one) for one in node.args]
+            node.keywords = [self.visit(one) for one in node.keywords]
+            return node
+        return self.generic_visit(node)
+
+
+def is_own(name: str) -> bool:
+    """Return whether a variable is an attribute of `self`."""
+    return name.startswith(SELF)
+
+
+def own_attributes(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the attributes of `self` by the names of such variables. Properties are left out: they may compute."""
+    return {f"{SELF}{name}": value for name, value in getattr(variables.get("self"), "__dict__", {}).items()}

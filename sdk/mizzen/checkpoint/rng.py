@@ -14,6 +14,7 @@ A restore sets the generator of a library only if the library is imported by the
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from mizzen.checkpoint.errors import CheckpointWarning
@@ -107,6 +108,21 @@ class HeldGenerators:
             self.also()
 
 
+def _spawned(bits: Any) -> int:
+    return getattr(getattr(bits, "seed_seq", None), "n_children_spawned", 0)
+
+
+def _state_of(bits: Any) -> dict[str, Any]:
+    """Return the state of a generator of numpy, with the number of those that were spawned from it."""
+    return {**bits.state, "spawned": spawned} if (spawned := _spawned(bits)) else bits.state
+
+
+def _set_state(bits: Any, state: dict[str, Any]) -> None:
+    bits.state = state
+    if (missing := state.get("spawned", 0) - _spawned(bits)) > 0:
+        bits.seed_seq.spawn(missing)
+
+
 def generator(value: Any) -> Access | None:
     """Return the functions that read and set the state of a generator object; None if `value` is not a generator.
 
@@ -119,7 +135,7 @@ def generator(value: Any) -> Access | None:
     if numpy is not None:
         bits = value.bit_generator if isinstance(value, numpy.Generator) else value
         if isinstance(bits, numpy.BitGenerator):
-            return (lambda: bits.state), (lambda state: setattr(bits, "state", state))
+            return partial(_state_of, bits), partial(_set_state, bits)
         if isinstance(value, numpy.RandomState):
             return (lambda: value.get_state(legacy=False)), value.set_state
     torch = loaded("torch")

@@ -1,5 +1,6 @@
 """Which of the attributes that a training changes are stored: those of types that can be, and not too large."""
 
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -8,11 +9,11 @@ from typing import Any
 from mizzen.checkpoint import trees
 from mizzen.checkpoint.attribute_holders import DATA, TENSORS
 from mizzen.checkpoint.descriptions import Description
-from mizzen.checkpoint.devices import has_graph
 from mizzen.checkpoint.errors import StateError
 from mizzen.checkpoint.known_modules import is_module, saved_tensors
 from mizzen.checkpoint.marks import ATOMS, MOST_BYTES
 from mizzen.checkpoint.refill import storage
+from mizzen.checkpoint.tensors import loaded
 
 ByPath = dict[str, dict[str, Any]]
 
@@ -61,7 +62,7 @@ def storable(values: ByPath, objects: Mapping[str, Any]) -> tuple[ByPath, list[s
         if left >= 0 or not size_bytes:
             kept.setdefault(path, {})[name] = values[path][name]
         elif not (
-            has_graph(values[path][name]) or any(path.startswith(part) for part in objects if part.endswith(DATA))
+            _has_graph(values[path][name]) or any(path.startswith(part) for part in objects if part.endswith(DATA))
         ):
             large.append(f"{path}.{name}")
     return kept, large
@@ -75,3 +76,41 @@ def _owned(objects: Mapping[str, Any]) -> set[int]:
     """Return the memory of the tensors that the `state_dict` of a tracked module has."""
     every = (tensor for one in objects.values() if is_module(one) for tensor in saved_tensors(one))
     return {storage(tensor) for tensor in every} - {0}
+
+
+def moved(new: Any, old: Any, device: Any) -> Any:
+    """Return a value with its tensors on the device of `old`, else on `device`; None: where they are.
+
+    Dicts are changed in place.
+    """
+    torch = loaded("torch")
+    if torch is not None and isinstance(new, torch.Tensor):
+        device = old.device if isinstance(old, torch.Tensor) else device
+        return new if device is None else new.to(device)
+    if isinstance(new, dict):
+        before = old if isinstance(old, dict) else {}
+        for key, one in new.items():  # Not `update`, with which a Counter would add.
+            new[key] = moved(one, before.get(key), device)
+        return new
+    if isinstance(new, list | tuple | deque):
+        items = [moved(one, None, device) for one in new]
+        if isinstance(new, tuple):
+            return tuple.__new__(type(new), items)
+        return items if isinstance(new, list) else deque(items, new.maxlen)
+    return new
+
+
+def devices(value: Any) -> set[Any]:
+    """Return the devices of the tensors in a value."""
+    if hasattr(value, "untyped_storage"):
+        return {value.device}
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | deque) else ()
+    return set[Any]().union(*map(devices, items))
+
+
+def _has_graph(value: Any) -> bool:
+    """Return whether a tensor in a value is the result of a forward pass, through which gradients flow."""
+    if hasattr(value, "untyped_storage"):
+        return value.grad_fn is not None
+    items = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | deque) else ()
+    return any(map(_has_graph, items))

@@ -1,22 +1,7 @@
 """Encodes trees of Python values as JSON, with tensors and bytes stored separately. Loading a tree cannot run code.
 
-Values that JSON supports are written unchanged. Every other value is an object with one key that begins with `$`:
-
-| value | written as |
-| --- | --- |
-| a dict whose keys are not all strings, or whose only key begins with `$` | `{"$dict": [[key, value], ...]}` |
-| tuple | `{"$tuple": [...]}` |
-| named tuple | `{"$namedtuple": [module, class, [field, ...], [...]]}` |
-| a module's `state_dict()`, with its `_metadata` | `{"$state_dict": [{...}, metadata]}` |
-| collections.Counter | `{"$counter": [[key, count], ...]}` |
-| set, frozenset | `{"$set": [...]}`, `{"$frozenset": [...]}` |
-| collections.deque | `{"$deque": [[...], greatest length or null]}` |
-| nan, inf, -inf | `{"$float": "nan"}` |
-| an integer of more than 1024 bits | `{"$int": "0x..."}` |
-| complex | `{"$complex": [real, imaginary]}` |
-| a numpy scalar | `{"$scalar": [type, bytes in hexadecimal, little endian]}` |
-| bytes, bytearray, memoryview | `{"$bytes": name}`, stored as a tensor of type U8 |
-| numpy array, torch tensor | `{"$numpy": name}`, `{"$torch": name}`; `[name, type]` if stored as another type |
+Values that JSON supports are written unchanged. Every other value is an object with one key that begins with `$`, such
+as `{"$tuple": [...]}`; `docs/state.md` has all of them.
 
 Tensors are named by their path (`layer/weight`). Dicts keep their order. A subclass of dict loads as a dict, a
 bytearray as bytes. A named tuple loads as its own class if that is already imported, else as a new class with the same

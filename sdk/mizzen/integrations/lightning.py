@@ -24,20 +24,21 @@ from typing import Any
 import torch
 
 try:
-    from lightning.pytorch import Callback, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
     from lightning.pytorch.callbacks import StochasticWeightAveraging
 except ImportError:
-    from pytorch_lightning import Callback, LightningModule, Trainer
+    from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
 from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
 from mizzen.checkpoint.departure import StepAction
-from mizzen.checkpoint.gradients import FrozenParameters
+from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch
 from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded, by_kind
+from mizzen.integrations.lightning_state import add_sums, logged, set_tuned, tuned
 from mizzen.integrations.torch import ResumableLoader
 
 _FILE = "lightning.ckpt"
@@ -45,6 +46,8 @@ _RNG = "rng"
 _LOGGED = "logged"
 _STOPS = "stops"
 _FROZEN = "frozen"
+_TUNED = "tuned"
+_LOADER = "loader-"
 _NEEDED = ("state_dict", "optimizer_states", "loops")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
@@ -148,18 +151,20 @@ def _begin_resumed_epoch(trainer: Trainer, saved: Path | None) -> None:
                 tensors[name].copy_(values[name])
 
 
-def _has_state(callback: Callback) -> bool:
-    """Return whether Lightning saves a state of a callback."""
-    kind = type(callback)
-    return (kind.state_dict, kind.on_save_checkpoint) != (Callback.state_dict, Callback.on_save_checkpoint)
+def _has_state(one: Callback | LightningDataModule) -> bool:
+    """Return whether Lightning saves a state of a callback or data module."""
+    kind, plain = type(one), LightningDataModule if isinstance(one, LightningDataModule) else Callback
+    return any(getattr(kind, name, None) != getattr(plain, name, None) for name in ("state_dict", "on_save_checkpoint"))
 
 
 def _with_attributes(trainer: Trainer) -> dict[str, Any]:
-    """Return the objects whose plain attributes are saved: also callbacks of the script without a state."""
-    callbacks = by_kind(one for one in trainer.callbacks if is_of_script(type(one)) and not _has_state(one))
-    loaders = {f"loader-{number}": one for number, one in enumerate(_loaders(trainer))}
+    """Return the objects whose plain attributes are saved: also callbacks and a data module of the script."""
+    data = trainer.datamodule
+    others = by_kind(one for one in (*trainer.callbacks, data) if is_of_script(type(one)) and not _has_state(one))
+    loaders = {f"{_LOADER}{number}": one for number, one in enumerate(_loaders(trainer))}
     optimizers = {f"optimizer-{number}": one for number, one in enumerate(trainer.optimizers)}
-    return callbacks | watched({"module": trainer.lightning_module, **optimizers, **loaders})
+    # The data module is the last one: its datasets are those of the loaders.
+    return watched({"module": trainer.lightning_module, **optimizers, **loaders}) | others
 
 
 def _loaders(trainer: Trainer) -> list[Any]:
@@ -179,31 +184,6 @@ def _load_positions(trainer: Trainer) -> None:
     if loop._combined_loader is not None and getattr(loop, "_combined_loader_states_to_load", None):
         loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
         loop._combined_loader_states_to_load = []
-
-
-def _logged(trainer: Trainer) -> dict[str, Any]:
-    """Return the logged metrics, and the sums of those whose epoch is not complete."""
-    results = trainer.fit_loop.epoch_loop._results
-    sums = {
-        name: {"value": one.value, "count": getattr(one, "cumulated_batch_size", None)}
-        for name, one in results.items()
-        if one.is_tensor and one.meta.on_epoch
-    }
-    return {"metrics": dict(trainer.callback_metrics), "sums": sums}
-
-
-def _add_sums(trainer: Trainer, sums: dict[str, Any]) -> None:
-    """Add the metrics that were logged before the interruption. Called after the first batch, which registers them."""
-    results = trainer.fit_loop.epoch_loop._results
-    for name in sums.keys() & results.keys():
-        one, before = results[name], sums[name]
-        if one.meta.is_mean_reduction:
-            one.cumulated_batch_size = before["count"] + one.cumulated_batch_size
-        if one.meta.is_max_reduction or one.meta.is_min_reduction:
-            one.value = one.meta.reduce_fx(before["value"], one.value)
-        elif one.meta.is_mean_reduction or one.meta.is_sum_reduction:
-            one.value = before["value"] + one.value
-        one._computed = None
 
 
 def _restore_generators(trainer: Trainer, state: Any) -> None:
@@ -232,7 +212,10 @@ class ResilientCallback(Callback):
         self._loaded: Loaded | None = None
         self._sums: dict[str, Any] = {}
         self._frozen = FrozenParameters()
+        self._gradients = GradientWatch()
         self._attributes = ChangedAttributes()
+        self._loaders: list[Any] = []
+        """The loaders whose data `_attributes` have."""
         self._step = 0
         self._is_epoch_over = False
 
@@ -246,6 +229,12 @@ class ResilientCallback(Callback):
         """
         self._loaded = self.files.load()
         return None if self._loaded is None else str(self._loaded.folder / _FILE)
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Set what was tuned at the first start. If it were tuned again, Lightning would forget the checkpoint."""
+        del pl_module, stage
+        if self._loaded is not None:
+            set_tuned(trainer, self._loaded.state.get(_TUNED, {}))
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Prepare Lightning's loop: to restore what `on_train_start` changes, and to end a training again."""
@@ -278,6 +267,7 @@ class ResilientCallback(Callback):
         _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
         _after(trainer.fit_loop, "on_advance_end", partial(self._end_epoch, trainer))
         _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer))
+        self._loaders = _loaders(trainer)
         self._attributes.begin(_with_attributes(trainer))
         self._frozen.begin({_FROZEN: pl_module})
         _go_on_averaging(trainer, pl_module)
@@ -309,7 +299,7 @@ class ResilientCallback(Callback):
     ) -> None:
         """Add the metrics logged in this epoch before an interruption. Report metrics as often as they are logged."""
         del pl_module, outputs, batch, batch_idx
-        _add_sums(trainer, self._sums)
+        add_sums(trainer, self._sums)
         self._sums = {}
         if trainer.log_every_n_steps and trainer.global_step % trainer.log_every_n_steps == 0:
             report.progress(trainer.global_step, **trainer.callback_metrics)
@@ -344,6 +334,19 @@ class ResilientCallback(Callback):
             self._loaded.close()
             self._loaded = None
 
+    def _is_reloading(self, trainer: Trainer) -> bool:
+        return self._is_epoch_over and trainer.reload_dataloaders_every_n_epochs > 0
+
+    def _changed(self, trainer: Trainer) -> dict[str, Any]:
+        """Return the attributes that have changed, without those of data that Lightning replaces."""
+        changed = self._attributes.changed()
+        if self._loaders == _loaders(trainer) and not self._is_reloading(trainer):
+            return changed
+        return {
+            kind: {path: one for path, one in ones.items() if not path.startswith(_LOADER)}
+            for kind, ones in changed.items()
+        }
+
     def _restore_attributes(self) -> None:
         if self._loaded is not None:
             self._attributes.restore(self._loaded.state.get(ATTRIBUTES, {}))
@@ -371,7 +374,7 @@ class ResilientCallback(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         """Drop the positions of loaders that Lightning creates again for the next epoch, with other data perhaps."""
         del pl_module
-        if self._is_epoch_over and trainer.reload_dataloaders_every_n_epochs:
+        if self._is_reloading(trainer):
             checkpoint["loops"]["fit_loop"]["state_dict"]["combined_loader"] = []
 
     def _act(self, trainer: Trainer) -> None:
@@ -386,8 +389,10 @@ class ResilientCallback(Callback):
                         raise  # The other ranks wait within `save_checkpoint`.
                     self.files.checkpointer.not_saved(self._step, error)
                 else:
-                    extra = {_RNG: rng.capture_shared(), _LOGGED: _logged(trainer), _STOPS: trainer.should_stop}
-                    extra |= {_FROZEN: self._frozen.changed(_FROZEN), ATTRIBUTES: self._attributes.changed()}
+                    extra = {_RNG: rng.capture_shared(), _LOGGED: logged(trainer), _STOPS: trainer.should_stop}
+                    extra |= {_FROZEN: self._frozen.changed(_FROZEN), ATTRIBUTES: self._changed(trainer)}
+                    extra[_TUNED] = tuned(trainer)
+                    self._gradients.captured(self._step, {"module": trainer.lightning_module})
                     self.files.save(self._step, Path(folder), extra)
         else:
             self._attributes.look()

@@ -19,10 +19,9 @@ from collections.abc import Callable, Iterator, Sized
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
 
 from mizzen.checkpoint import StateError, rng
-from mizzen.integrations.loader_options import options_of, shuffles
 from mizzen.integrations.looks import Looks
 from mizzen.integrations.prepared import PreparedLoader
 from mizzen.integrations.random_numbers import Seeded, WorkerStart, owned, seed_of
@@ -72,7 +71,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
             ValueError: the dataset is empty or has no length, a number is out of range, or options conflict.
         """
         if isinstance(dataset, DataLoader):
-            options = options_of(dataset) | options
+            options = _options_of(dataset) | options
             dataset, batch_size = options.pop("dataset"), options.pop("batch_size")
         is_stream = isinstance(dataset, IterableDataset)
         if not is_stream and not isinstance(dataset, Sized):
@@ -84,7 +83,7 @@ class ResumableLoader(PreparedLoader, DataLoader[Any]):
         world_size = int(os.environ.get("WORLD_SIZE", "1")) if world_size is None else world_size
         self._order: ResumableSampler | ReplayedSampler | StreamPosition
         given_sampler: Any = options.get("sampler")
-        plain = shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
+        plain = _shuffles(options.get("sampler"), dataset) if world_size == 1 and not is_stream else None
         if is_stream:
             self._order = stream_of(dataset, seed, rank, batch_size, options)
             dataset = self._order
@@ -356,3 +355,22 @@ class _Indices:
             key = ("batch", order.seed, epoch, place, self.worker_rank)
             yield index if self.worker_rank is None else Seeded(index, seed_of(*key))
             place += size
+
+
+def _shuffles(sampler: Any, dataset: Sized) -> bool | None:
+    """Return whether one of torch's own samplers shuffles all of a dataset, or takes it in order; None for others."""
+    if type(sampler) is SequentialSampler and len(sampler) == len(dataset):
+        return False
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset):
+        return True
+    return None
+
+
+def _options_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """Return the options that create a loader like `loader`."""
+    names = ["dataset", "num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator"]
+    names += ["prefetch_factor", "persistent_workers", "pin_memory_device", "in_order", "multiprocessing_context"]
+    found = {name: getattr(loader, name) for name in names if hasattr(loader, name)}
+    if loader.batch_sampler is not None and loader.batch_size is None:
+        return found | {"batch_size": 1, "batch_sampler": loader.batch_sampler}
+    return found | {"batch_size": loader.batch_size, "sampler": loader.sampler, "drop_last": loader.drop_last}

@@ -94,6 +94,8 @@ class ResilientCallback(TrainerCallback):
         self._attributes = ChangedAttributes()
         self._attributes_within: dict[str, Any] = {}
         """Attributes from a checkpoint that was saved within an epoch, if the training resumes in this epoch."""
+        self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
+        """The groups of the optimizer, with their loaded content, if the training resumes within an epoch."""
         self._stops = False
         """Whether a callback had stopped the training at the checkpoint."""
         self._settled = -1
@@ -166,6 +168,8 @@ class ResilientCallback(TrainerCallback):
             self._attributes.restore(saved)
             self._stops = bool(self._loaded.state.get(_STOPS))
             self._attributes_within = {} if self._is_between(state) and not self._stops else saved
+            groups = kwargs["optimizer"].param_groups if kwargs.get("optimizer") and not self._is_between(state) else ()
+            self._groups = [(group, dict(group)) for group in groups]
         private = Path(args.output_dir) / PRIVATE
         if state.is_world_process_zero:
             shutil.rmtree(private, ignore_errors=True)
@@ -188,6 +192,9 @@ class ResilientCallback(TrainerCallback):
         """Track the iterator that the Trainer creates next. What other callbacks have set again is put back."""
         del args, control
         self._attributes.restore(self._attributes_within)
+        while self._groups:
+            group, loaded = self._groups.pop()
+            group.update(loaded)
         if not self._stops:
             self._attributes_within = {}
         if self._fetches is not None:
@@ -209,7 +216,7 @@ class ResilientCallback(TrainerCallback):
             self._loaded = None
         # If the Trainer resumed from a checkpoint between an epoch's last step and its end, it would skip the
         # evaluation at the end of the epoch. So the last step is handled in `on_epoch_end`.
-        if state.epoch is None or not float(state.epoch).is_integer():
+        if not (control.should_epoch_stop or (state.epoch is not None and float(state.epoch).is_integer())):
             self._commit(args, state, control)
         return control
 
