@@ -252,6 +252,9 @@ class ResilientCallback(Callback):
             plain()
         else:
             fit.on_run_start()
+            for one in trainer.callbacks:
+                if isinstance(one, StochasticWeightAveraging):  # As its epoch for batch norms leaves them.
+                    one._accumulate_grad_batches, one.momenta = trainer.accumulate_grad_batches, {}
             fit.on_run_end()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
