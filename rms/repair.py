@@ -67,14 +67,14 @@ def repair(
     lacking = [job for job, tasks in zip(gang.request.jobs, missing, strict=True) if tasks]
     if any(job.topology.required is not None or job.topology.slice_tasks > 1 for job in lacking):
         return None
-    running: Sequence[RunningWorkload] = ()
-    plan = _in_place(region, free, gang, kept, running, now_s)
+    snapshot = RegionSnapshot(region, now_s, tuple(free), ())
+    plan = _in_place(snapshot, gang, kept)
     if plan is None and len(lacking) == 1:
-        running = tuple(others())
-        plan = _in_place(region, free, gang, kept, running, now_s)
+        snapshot = replace(snapshot, running=tuple(others()))
+        plan = _in_place(snapshot, gang, kept)
     if plan is None:
         return None
-    new = _anew(region, free, gang, kept, running, now_s)
+    new = _anew(snapshot, gang, kept)
     return None if new is not None and _cost(new) < _cost(plan) else plan
 
 
@@ -105,7 +105,7 @@ def shrink(
     tasks = sum(tasks for _, tasks in kept)
     if not job.tasks <= tasks < before.tasks:
         return None
-    planner = _planner(region, free.values())
+    planner = _planner(RegionSnapshot(region, 0.0, tuple(free.values()), ()))
     if any(bid_in(planner, replace(one, rank=LOWEST_RANK)).plan is not None for one in ahead):
         return None
     again = replace(gang.request, rank=LOWEST_RANK, jobs=(replace(job, most_tasks=before.tasks),))
@@ -115,23 +115,16 @@ def shrink(
     return Plan(gang.request.workload, region, (replace(before, machines=kept),), (), PlanQuality())
 
 
-def _in_place(
-    region: str,
-    machines: Iterable[MachineState],
-    gang: DamagedGang,
-    kept: Sequence[Counter[str]],
-    running: Sequence[RunningWorkload],
-    now_s: float,
-) -> Plan | None:
-    """Returns where a gang continues; None: there is not enough room. If some are `running`, one job lacks tasks."""
-    free = {one.id: one for one in machines}
-    whole, jobs = Plan(gang.request.workload, region, (), (), PlanQuality()), []
+def _in_place(snapshot: RegionSnapshot, gang: DamagedGang, kept: Sequence[Counter[str]]) -> Plan | None:
+    """Returns where a gang continues; None: there is not enough room. If workloads are running, one job lacks tasks."""
+    free = {one.id: one for one in snapshot.machines}
+    whole, jobs = Plan(gang.request.workload, snapshot.region, (), (), PlanQuality()), []
     for job, before, own in zip(gang.request.jobs, gang.placed, kept, strict=True):
         missing, added = before.tasks - own.total(), Counter[str]()
         if missing:
             request = _for_missing(gang.request, job, before, missing)
             far = free.keys() - set(_near(free.values(), before, own))
-            planner = _planner(region, free.values(), running, now_s)
+            planner = _planner(replace(snapshot, machines=tuple(free.values())))
             plan = bid_in(planner, replace(request, avoids=request.avoids | far)).plan
             if plan is None:
                 return None
@@ -144,7 +137,7 @@ def _in_place(
 
 
 def _near(machines: Iterable[MachineState], before: JobPlacement, own: Counter[str]) -> Iterator[str]:
-    """Yields the machines that a job may use together with those that it keeps: of the same cluster and pool."""
+    """Yields the ids of the machines that are in the same cluster and pool as those that a job keeps."""
     found = list(machines)
     groups = {one.dynamic_cluster for one in found if one.id in own}
     for one in found:
@@ -152,22 +145,16 @@ def _near(machines: Iterable[MachineState], before: JobPlacement, own: Counter[s
             yield one.id
 
 
-def _anew(
-    region: str,
-    free: Iterable[MachineState],
-    gang: DamagedGang,
-    kept: Sequence[Counter[str]],
-    running: Iterable[RunningWorkload],
-    now_s: float,
-) -> Plan | None:
+def _anew(snapshot: RegionSnapshot, gang: DamagedGang, kept: Sequence[Counter[str]]) -> Plan | None:
     """Returns a new place for the whole gang; the machines on which its tasks still run have room for these."""
-    machines = {one.id: one for one in free}
+    machines = {one.id: one for one in snapshot.machines}
     for job, own in zip(gang.request.jobs, kept, strict=True):
         for machine, tasks in own.items():
             machines[machine] = less_free(machines[machine], job, -tasks)
     sizes = zip(gang.request.jobs, gang.placed, strict=True)
     jobs = tuple(replace(job, tasks=before.tasks, most_tasks=0) for job, before in sizes)
-    return bid_in(_planner(region, machines.values(), running, now_s), replace(gang.request, jobs=jobs)).plan
+    planner = _planner(replace(snapshot, machines=tuple(machines.values())))
+    return bid_in(planner, replace(gang.request, jobs=jobs)).plan
 
 
 def _cost(plan: Plan) -> tuple[tuple[int, ...], float, int]:
@@ -175,10 +162,8 @@ def _cost(plan: Plan) -> tuple[tuple[int, ...], float, int]:
     return quality.victims_by_rank, quality.lost_gpu_s, sum(len(job.machines) for job in plan.jobs)
 
 
-def _planner(
-    region: str, machines: Iterable[MachineState], running: Iterable[RunningWorkload] = (), now_s: float = 0.0
-) -> Planner:
-    return Planner(RegionColumns.of(RegionSnapshot(region, now_s, tuple(machines), tuple(running))))
+def _planner(snapshot: RegionSnapshot) -> Planner:
+    return Planner(RegionColumns.of(snapshot))
 
 
 def _for_missing(request: PlacementRequest, job: JobRequest, before: JobPlacement, missing: int) -> PlacementRequest:

@@ -185,7 +185,7 @@ def test_attributes_of_callbacks_and_the_trainer_of_transformers(
 def test_a_training_that_a_callback_has_stopped_stays_so(
     strategy: str, best: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After a kill at the very end, the next process neither trains nor evaluates; its weights are the same."""
+    """A restart of a training that was killed after its last step neither trains nor evaluates. It has its weights."""
     monkeypatch.chdir(tmp_path)
     found, weights = [], []
     for _ in range(2):

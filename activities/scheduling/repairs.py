@@ -84,8 +84,8 @@ def place_repaired(
     """Returns the place of a gang's next attempt, on its machines without the `lost` ones and on others nearby.
 
     The attempt must have no running tasks on the machines that it keeps. `min_runtime_s` protects the other workloads.
-    None: the gang returns to the queue. Until the transaction ends, other gangs of the region wait here: those that
-    have lost the same machine do not all choose the same place.
+    None: the gang returns to the queue. A lock of the region is held until the transaction ends. So gangs that have
+    lost the same machine are placed one after the other, and do not choose the same place.
     """
     row = session.execute(_GANG, {"workload": workload, "attempt": attempt}).one_or_none()
     if row is None or len({machine for job in row.placed for machine, _ in job["machines"]}) < 2:

@@ -169,7 +169,7 @@ class Beginnings:
         return None
 
     def _loaders(self, loop: ast.For | ast.While) -> list[str]:
-        """Return the tracked loader that a loop iterates, or those that a loop inside iterates one after the other."""
+        """Return the tracked loader that a loop iterates; of a loop over several loaders, all of them."""
         if not isinstance(loop, ast.For):
             return []
         if not isinstance(loop.iter, ast.Tuple | ast.List):

@@ -113,7 +113,7 @@ def _spawned(bits: Any) -> int:
 
 
 def _state_of(bits: Any) -> dict[str, Any]:
-    """Return the state of a generator of numpy, with the number of those that were spawned from it."""
+    """Return the state of a generator of numpy, with the number of generators spawned from it."""
     return {**bits.state, "spawned": spawned} if (spawned := _spawned(bits)) else bits.state
 
 
