@@ -26,7 +26,9 @@ async def skipping_server() -> AsyncIterator[tuple[WorkflowEnvironment, Client]]
     """Yields a time-skipping test server and a client whose waiting does not skip time; `environment.sleep` does.
 
     The server skips no time while an activity runs, or after a workflow was terminated during an activity. It never
-    times out a retry that no worker takes, so tests of machines that do not return need the dev server.
+    times out a retry that no worker takes, so tests of machines that do not return need the dev server. If a workflow
+    cancels an activity whose end it has not yet been told, it answers ACTIVITY_UNKNOWN and the workflow stands still
+    (sdk-java issue 2391; the real server accepts it), so a test waits with `Life.handled` before such a cancellation.
     """
     environment = await _started(
         lambda: WorkflowEnvironment.start_time_skipping(

@@ -105,6 +105,8 @@ async def test_images_are_fetched_while_the_victims_give_up_their_slots(unborn: 
     for agent in life.agents:
         await life.asks(agent, Activity.PREPARE_NODE)
     assert [[r.only_images for r in a.requests(Activity.PREPARE_NODE)] for a in life.agents] == [[True], [True]]
+    await life.pending(Activity.PREPARE_NODE, 1)
+    await life.handled()
     await life.mail(MessageKind.SLOTS_READY)
     await life.asks(life.agents[1], Activity.PREPARE_NODE, 2)
     life.agents[1].held.clear()
