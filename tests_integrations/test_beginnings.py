@@ -108,7 +108,7 @@ for epoch in range(checkpointer.restore(), 8):
         + """for i, (x, y) in enumerate(loader, loader.used):
         train(x, y * losses[i]); losses[i] = 0.5 * losses[i] + x.sum()
         step += 1; checkpointer.step(step)""",
-        r'checkpointer.progress\["losses"\]',
+        r'track\(losses=\{"losses": losses\}\)',
     ),
     "rate in a variable": (
         "lr = 0.1\n" + EPOCHS + f"for batch in loader: lr *= 0.9; optimizer.param_groups[0]['lr'] = lr; {STEP}",

@@ -33,6 +33,25 @@ def update(rows):
 
 """
 TRACK = "checkpointer.track(state=state)\n"
+HISTORY = """
+class Draw:
+    def __init__(self): self.rng = np.random.default_rng(1)
+    def rows(self): return self.rng.integers(0, 24, 5)
+class History:
+    def __init__(self): self.losses, self.most = [], 0.0
+    def add(self, loss): self.losses.append(loss); self.most = max(self.most, loss)
+    def factor(self): return 1 / (1 + np.mean(self.losses) / (1 + self.most))
+    def scale(self, state): state["w"] = state["w"] * self.factor()
+    def clear(self): self.losses, self.most = [], 0.0
+history = History()
+"""
+SCALED = "history.add(update(rows)); state['w'] = state['w'] * history.factor()"
+
+
+def loop(statements: str) -> str:
+    """Returns a loop of 12 steps, which begins at the restored one."""
+    return f"for step in range(checkpointer.restore(), 12):\n    {statements}\n    checkpointer.step(step + 1)"
+
 
 EXACT = {
     "global generators": TRACK
@@ -156,6 +175,37 @@ while trainer.step < 12:
             update(np.random.randint(0, 24, 5)); self.step += 1
             for hook in self.hooks: hook(self)
 Trainer([lambda one: None, lambda one: checkpointer.step(one.step)]).train()""",
+    "tracked objects": HISTORY
+    + """draw = Draw()
+checkpointer.track(state=state, history=history, draw=draw)
+step = checkpointer.restore()
+while step < 12:
+    history.add(update(draw.rows())); state["w"] = state["w"] * history.factor(); step += 1; checkpointer.step(step)""",
+    "shown objects": HISTORY
+    + TRACK
+    + """step = checkpointer.restore()
+while step < 12:
+    history.add(update(np.random.randint(0, 24, 5))); print(history.factor()); step += 1; checkpointer.step(step)""",
+    "cleared in each pass": HISTORY
+    + TRACK
+    + """rows = []
+step = checkpointer.restore()
+while step < 12:
+    history.clear()
+    for _ in range(2):
+        rows.append(random.randrange(24)); history.add(update(rows))
+    state["w"] = state["w"] * history.factor(); step += 1; checkpointer.step(step)
+    rows.clear()""",
+    "filled in each pass": TRACK
+    + """rows, slow = np.zeros(4, int), {}
+def slowly(i):
+    if i not in slow: slow[i] = 0.9**i
+    return slow[i]
+step = checkpointer.restore()
+while step < 12:
+    for i in range(4):
+        rows[i] = random.randrange(24)
+    update(rows); state["w"] = state["w"] * slowly(step % 3); step += 1; checkpointer.step(step)""",
 }
 ADVICE = {
     "steps": (
@@ -219,6 +269,78 @@ for step in range(checkpointer.restore(), 12):
     update(np.random.randint(0, 24, 5)); state["w"] *= rate
     checkpointer.step(step + 1)""",
         r'checkpointer.progress\["rate"\]',
+    ),
+    "objects": (
+        HISTORY + TRACK + "draw = Draw()\n" + loop("rows = draw.rows(); " + SCALED),
+        r"track\(draw=draw\)\. history, .*track\(history=history\)",
+    ),
+    "object with a condition": (
+        HISTORY
+        + TRACK
+        + loop("history.add(update([step]))\n    if history.factor() < 0.9:\n        state['v'] *= 0.5"),
+        r"track\(history=history\)",
+    ),
+    "object that changes a tracked one": (
+        HISTORY + TRACK + loop("history.add(update([step])); history.scale(state)"),
+        r"track\(history=history\)",
+    ),
+    "closure": (
+        TRACK
+        + """def averaging():
+    mean = 0.0
+    def average(loss):
+        nonlocal mean
+        mean = 0.9 * mean + 0.1 * loss
+        return mean
+    return average
+average = averaging()
+"""
+        + loop("update([step]); state['w'] = state['w'] / (1 + average(random.random()))"),
+        r'progress\["average"\]',
+    ),
+    "global variable of a function": (
+        TRACK
+        + """calls = 0
+def rate():
+    global calls
+    calls += 1
+    return 0.9**calls
+"""
+        + loop("update([step]); state['w'] = state['w'] * rate()"),
+        r'progress\["calls"\]',
+    ),
+    "attribute of a function": (
+        TRACK
+        + """def rate():
+    rate.value *= 0.9
+    return rate.value
+rate.value = 1.0
+"""
+        + loop("update([step]); state['w'] = state['w'] * rate()"),
+        r"track\(rate=vars\(rate\)\)",
+    ),
+    "last value in a list": (
+        TRACK
+        + """last = [0.0]
+def train(step):
+    loss = update([step]) + last[0]
+    state["w"] = state["w"] / (1 + loss)
+    last[0] = loss
+"""
+        + loop("train(step)"),
+        r'progress\["last"\]',
+    ),
+    "items": (
+        "weights = np.ones(3)\n"
+        + TRACK
+        + loop("weights[step % 3] = update([step]); state['w'] = state['w'] / (1 + weights.sum())"),
+        r'track\(weights=\{"weights": weights\}\)',
+    ),
+    "settings": (
+        "import argparse\nargs = argparse.Namespace(rate=1.0)\n"
+        + TRACK
+        + loop("args.rate = max(0.1, args.rate * 0.9); update([step]); state['w'] = state['w'] * args.rate"),
+        r"track\(args=vars\(args\)\)",
     ),
 }
 

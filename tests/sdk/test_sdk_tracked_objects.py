@@ -208,7 +208,7 @@ def test_an_objects_own_error_names_the_part() -> None:
 @pytest.mark.parametrize(
     ("objects", "message"),
     [
-        ({"model": 3}, r"part 'model': builtins.int cannot be tracked; use an object with state_dict"),
+        ({"model": 3}, r"part 'model': builtins.int cannot be tracked; use an object of your own classes, or"),
         ({"model": (print, 3)}, r"part 'model': builtins.tuple cannot be tracked"),
         ({"a/b": {}}, r"part 'a/b': a name must be"),
         ({"rng": {}}, r"part 'rng' is saved by mizzen itself"),

@@ -75,10 +75,13 @@ def _below(holder: AttributeHolder, seen: set[int], depth: int) -> Iterator[Attr
 
 
 def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
-    """Return those of some objects whose attributes are saved: modules, optimizers, and what loaders take data from."""
+    """Return those of some objects whose attributes are saved.
+
+    These are modules, optimizers, plain objects of the script, and what loaders take data from.
+    """
     torch, found = loaded("torch"), {}
-    for name, one in objects.items() if torch is not None else ():
-        if is_module(one) or isinstance(one, torch.optim.Optimizer):
+    for name, one in objects.items():
+        if is_module(one) or (torch is not None and isinstance(one, torch.optim.Optimizer)) or is_plain_object(one):
             found[name] = one
             continue
         for suffix in DATA:
@@ -88,6 +91,11 @@ def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
             if is_known and not hasattr(data, "state_dict") and isinstance(getattr(data, "__dict__", None), dict):
                 found[name + suffix] = data
     return found
+
+
+def is_plain_object(value: Any) -> bool:
+    """Return whether a value is an object of a class of the script that saves no state itself."""
+    return _is_holder(value) and not any(hasattr(value, name) for name in ("state_dict", "load_state_dict"))
 
 
 def objects_in(value: Any) -> Iterator[tuple[str, Any]]:

@@ -161,7 +161,7 @@ class Checkpointer(StateSaver):
         Args:
             own: names of the objects that differ between ranks, such as the position in a rank's data.
             objects: objects with `state_dict` and `load_state_dict`, random generators, pairs (save, load) of
-                functions, or dicts, which are updated in place.
+                functions, dicts, which are updated in place, or other objects of the script's own classes.
 
         Raises:
             StateError: a name is not a valid part name or is already tracked, or an object cannot be tracked.

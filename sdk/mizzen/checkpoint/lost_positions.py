@@ -9,6 +9,7 @@ from typing import Any
 
 from mizzen.checkpoint import loops, repeats, rng
 from mizzen.checkpoint.errors import CheckpointWarning
+from mizzen.checkpoint.forgotten import PLAIN
 from mizzen.checkpoint.restored_names import Values
 from mizzen.checkpoint.tensors import loaded
 
@@ -93,7 +94,10 @@ def _values(tracked: Collection[Any]) -> Values:
     def is_inside(value: Any) -> bool:
         return id(value) in inside and hasattr(value, "__setitem__")
 
-    return Values(is_position, is_loader, is_plain, is_kept, is_inside, generator, _saved(tracked))
+    def is_reached(value: Any) -> bool:
+        return _reaches(tracked, value)
+
+    return Values(is_position, is_loader, is_plain, is_kept, is_inside, is_reached, generator, _saved(tracked))
 
 
 def _is_counting(value: Any) -> bool:
@@ -166,7 +170,7 @@ def _lost_iteration(tracked: Collection[Any], restored: loops.Stack) -> str | No
         if not is_followed and orders == (None, None):
             draws |= has_dropout
         if (draws or unmoved) and not repeats.is_look(found, restored):
-            advice = _UNMOVED if unmoved else f"Track it: {repeats.PLAIN}"
+            advice = _UNMOVED if unmoved else f"Track it: {PLAIN}"
             return (
                 "this step is within an iteration of a DataLoader whose position is not tracked: after a kill, the "
                 f"epoch would begin again, or draw other random numbers. {advice}"

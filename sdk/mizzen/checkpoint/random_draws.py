@@ -7,9 +7,10 @@ from types import ModuleType
 from typing import Any
 
 from mizzen.checkpoint import rng
-from mizzen.checkpoint.carried import Uses, name_of, names_in, root_of
+from mizzen.checkpoint.carried import name_of, names_in, root_of
 from mizzen.checkpoint.restored_names import Values
 from mizzen.checkpoint.tensors import loaded
+from mizzen.checkpoint.uses import Uses
 
 _STATES = {"seed", "manual_seed", "bit_generator", "get_state", "set_state", "getstate", "setstate", "state", "spawn"}
 """Attributes of random generators through which a script reads or sets their states."""

@@ -28,6 +28,8 @@ class Values:
     """Whether it is any tracked object."""
     is_inside: Callable[[Any], bool]
     """Whether a tracked dict has it, and a restore fills it in place."""
+    is_reached: Callable[[Any], bool]
+    """Whether a tracked object refers to it."""
     generator: Callable[[Any], Any]
     """The value itself if it is a random generator, or that of a loader's order; None if a tracked object has it."""
     saved: Set[str]

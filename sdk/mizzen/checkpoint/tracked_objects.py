@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from typing import Any
 
 from mizzen.checkpoint import parts, rng
-from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
+from mizzen.checkpoint.attribute_holders import is_plain_object, watched
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes
 from mizzen.checkpoint.errors import CheckpointWarning, NotYetError, StateError
 from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch, TrainingWatch
 from mizzen.checkpoint.manifest import check_part_name
@@ -35,7 +36,8 @@ class Tracked:
       samplers. A module that is wrapped by `DistributedDataParallel`, `DataParallel` or `torch.compile` is saved
       unwrapped, so that it loads with and without the wrapper;
     - a pair of functions: the first returns the state, the second restores it;
-    - a mutable dict, which is filled in place, with its inner dicts, lists, arrays and tensors (`refill`).
+    - a mutable dict, which is filled in place, with its inner dicts, lists, arrays and tensors (`refill`);
+    - another object of a class of the script, whose attributes are saved (`ChangedAttributes`).
 
     Two parts are always tracked: `rng`, the global random generators, and `progress`, a dict with the `step` and what
     the user adds to it. A tracked dict with the name `progress` replaces the default one.
@@ -290,7 +292,9 @@ class Tracked:
         if access is None:
             kind = f"{type(value).__module__}.{type(value).__qualname__}"
             wanted = "state_dict() and load_state_dict(), a dict, a pair (save, load), or a random generator"
-            raise StateError(f"part {name!r}: {kind} cannot be tracked; use an object with {wanted}")
+            raise StateError(
+                f"part {name!r}: {kind} cannot be tracked; use an object of your own classes, or one with {wanted}"
+            )
         return access
 
 
@@ -308,7 +312,7 @@ def _access(value: Any) -> rng.Access | None:
             return save, load
     if isinstance(value, MutableMapping):
         return (lambda: dict(value)), _in_place
-    return None
+    return (dict, lambda _: None) if is_plain_object(value) else None  # `ChangedAttributes` has its attributes.
 
 
 def _unwrapped(value: Any) -> Any:

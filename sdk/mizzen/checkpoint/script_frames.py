@@ -1,0 +1,107 @@
+"""A running function of a script: the loops around its present line, its variables, and which of them are restored."""
+
+import ast
+import linecache
+from collections.abc import Iterator
+from types import FrameType, GeneratorType
+from typing import Any
+
+from mizzen.checkpoint import loops
+from mizzen.checkpoint.carried import name_of, root_of
+from mizzen.checkpoint.restored_names import SELF, OwnAttributes, RestoredNames, Values, own_attributes
+
+PASSING = ("enumerate", "tqdm", "zip", "islice", "iter")
+"""Functions that yield items of an iterable."""
+_MANY = 100
+"""Lists with as many items are not looked into."""
+
+
+class ScriptFrame:
+    """A running function of the script."""
+
+    def __init__(self, frame: FrameType, restored_at: int, values: Values) -> None:
+        """`restored_at`: the line of the function that called `restore`, or 0."""
+        self.file, self.line = frame.f_code.co_filename, frame.f_lineno
+        self.values = values
+        own = own_attributes(frame.f_locals)
+        self.names = {**frame.f_globals, **frame.f_locals, **own}
+        """The values of the variables, and of the attributes of `self` (see `own_attributes`)."""
+        self.tree = OwnAttributes().visit(source(frame))
+        around = [one for one in ast.walk(self.tree) if isinstance(one, ast.stmt) and contains(one, self.line)]
+        functions = [one for one in around if isinstance(one, ast.FunctionDef)]
+        function = max(functions, key=lambda one: one.lineno, default=None)
+        self.body = function.body if function else self.tree.body
+        self.given = (
+            {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} if function else set[str]()
+        )
+        """The parameters."""
+        found = [one for one in around if isinstance(one, ast.For | ast.While) and not _repeats(one, restored_at)]
+        first = self.body[0].lineno if self.body else 0
+        self.loops = sorted((one for one in found if one.lineno >= first), key=lambda one: -one.lineno)
+        """The loops that contain the line, the innermost first. A loop that also contains the call of `restore` is left
+        out: each of its passes restores."""
+        self.loaders = {name for name, value in self.names.items() if values.is_loader(value)}
+        known = {name for name, value in self.names.items() if values.is_position(value)} | self.loaders
+        known |= {name for name in self.names if name.removeprefix(SELF) in values.saved}
+        if values.is_kept(frame.f_locals.get("self")):
+            known |= own.keys()
+        restored = RestoredNames(self.tree, self.names, known, values)
+        self.known, self.is_known, self.value = restored.known, restored.is_known, restored.value
+        self.is_called = not restored_at
+        """Whether the training calls this function again and again."""
+
+    def is_restored(self, node: ast.AST) -> bool:
+        """Return whether an expression depends on the restored state, or is a tracked object or a part of one."""
+        value = self.names.get(root_of(node)) if isinstance(node, ast.expr) else None
+        return self.is_known(node) or (
+            value is not None and (self.values.is_kept(value) or self.values.is_inside(value))
+        )
+
+    def is_saved(self, value: Any) -> bool:
+        """Return whether a value is tracked, or has iterators of tracked loaders: their positions are saved."""
+        if isinstance(value, GeneratorType) and value.gi_frame is not None:
+            frame = value.gi_frame
+            inner = {**frame.f_locals, **own_attributes(frame.f_locals)}.values()
+            return any(isinstance(one, GeneratorType) and self.is_saved(one) for one in inner) or any(
+                map(self.values.is_loader, inner)
+            )
+        if isinstance(value, list | tuple | dict) and 0 < len(value) < _MANY:
+            return all(map(self.is_saved, value.values() if isinstance(value, dict) else value))
+        return self.values.is_kept(value) or self.values.is_loader(value)
+
+
+def script_frames(before: dict[Any, int]) -> Iterator[FrameType]:
+    """Yield the frames of the script, without those of libraries, up to the one that called `restore`.
+
+    `before`: the code of the functions that were running then (`loops.Stack`).
+    """
+    for frame in loops.frames():
+        if loops.is_of_library(frame.f_code.co_filename):
+            return
+        yield frame
+        if frame.f_code in before:
+            return
+
+
+def source(frame: FrameType) -> ast.Module:
+    """Return the source of the file of a frame."""
+    return ast.parse("".join(linecache.getlines(frame.f_code.co_filename)))
+
+
+def passed(node: ast.expr) -> Iterator[ast.expr]:
+    """Yield the expressions of the iterables that a loop takes: `x` and `y` of `enumerate(zip(x, y))`."""
+    if isinstance(node, ast.Call) and name_of(node) in PASSING:
+        for argument in node.args:
+            yield from passed(argument)
+    else:
+        yield node
+
+
+def contains(one: ast.stmt | ast.expr, line: int) -> bool:
+    """Return whether a statement or expression contains a line."""
+    return one.lineno <= line <= (one.end_lineno or 0)
+
+
+def _repeats(loop: ast.For | ast.While, line: int) -> bool:
+    """Return whether the body of a loop contains a line."""
+    return loop.body[0].lineno <= line <= (loop.end_lineno or 0)
