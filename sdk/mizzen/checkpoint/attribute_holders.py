@@ -14,6 +14,8 @@ from mizzen.checkpoint.own_names import hides, is_of_script
 from mizzen.checkpoint.tensors import loaded
 
 TENSORS = ("_parameters", "_buffers")
+INNER = "_modules."
+"""How the names of modules without parameters begin that the training has put into a tracked module."""
 DATA = (".dataset", ".collate_fn")
 """How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
 _ITEMS = 100
@@ -105,6 +107,26 @@ def objects_in(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, list | tuple | dict) and len(value) <= _ITEMS:
         items = value.items() if isinstance(value, dict) else enumerate(value)
         yield from ((f"[{key!r}]", one) for key, one in items if type(one) not in ATOMS and _is_holder(one))
+
+
+def inside(value: Any) -> list[Any]:
+    """Return the objects of the script in a value."""
+    return [one for _, one in objects_in(value)]
+
+
+def place_of(holder: Any, name: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the dict and the key of an attribute; None if the script now has a buffer or a module of this name."""
+    content = vars(holder)
+    if name.startswith(INNER):
+        return content["_modules"], name.removeprefix(INNER)
+    is_taken = is_module(holder) and any(name in content[kind] for kind in (*TENSORS, "_modules"))
+    return None if is_taken else content, name
+
+
+def is_dataset(value: Any) -> bool:
+    """Return whether a value is a dataset of torch."""
+    data = loaded("torch.utils.data.dataset")
+    return data is not None and isinstance(value, data.Dataset)
 
 
 def _is_holder(value: Any) -> bool:

@@ -23,12 +23,14 @@ from typing import Any, NamedTuple
 from mizzen.checkpoint import rng
 from mizzen.checkpoint.attribute_holders import (
     DATA,
+    INNER,
     TENSORS,
     AttributeHolder,
     excluded_of,
     holders,
-    objects_in,
-    watched,
+    inside,
+    is_dataset,
+    place_of,
 )
 from mizzen.checkpoint.descriptions import Description, Known, Making, PartialError, TooLargeError, is_made, is_plain
 from mizzen.checkpoint.errors import CheckpointWarning
@@ -38,12 +40,8 @@ from mizzen.checkpoint.refill import Refill
 from mizzen.checkpoint.storable import Found, devices, moved, storable
 from mizzen.checkpoint.tensors import loaded
 
-__all__ = ["ATTRIBUTES", "ChangedAttributes", "watched"]
-
 ATTRIBUTES = "attributes"
 """Name of the part. A checkpoint has it only if something has changed."""
-_INNER = "_modules."
-"""How the names of modules without parameters begin that the training has put into a tracked module."""
 _FIXED = frozenset({"name", "enum", "torch", "path", "range", "known"})
 """Kinds of descriptions of values that cannot change in place."""
 
@@ -76,6 +74,8 @@ class ChangedAttributes:
         self._inside: list[AttributeHolder] = []
         """The objects at the restore that are no modules of tracked ones."""
         self._start = Known()
+        self._saved: set[int] | None = None
+        """The `id` of each tensor that the `state_dict` of a tracked module has; None: not yet needed."""
         self._modes: dict[str, Any] = {}
         self._known: dict[str, KnownModules] = {}
         self._told = set[str]()
@@ -88,6 +88,7 @@ class ChangedAttributes:
         """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
         self._objects = dict(objects)
         self._before, self._known, self._start, self._lost, self._has_looked = {}, {}, Known(), {}, False
+        self._saved = None
         named = self._named()
         every = list(holders(objects, named, {part: self._begin_plain(modules) for part, modules in named.items()}))
         self._inside = [one for one in every if one.is_inside or not named[one.part]]
@@ -180,10 +181,10 @@ class ChangedAttributes:
     def _find(self, found: Found, one: AttributeHolder, name: str, value: Any, before: _Before) -> None:
         """Add an attribute to `found` if it has changed. Its value is no number or text."""
         where, is_data = f"{one.path}.{name}", one.part.endswith(DATA)
-        is_cache = is_data or _is_dataset(one.value) or _is_dataset(value)
+        is_cache = is_data or is_dataset(one.value) or is_dataset(value)
         old, mark = before.values.get(name, before), self._mark(value)
         if mark is None:
-            if not is_cache and (value is not old or name in before.marks) and any(map(is_made, _inside(value))):
+            if not is_cache and (value is not old or name in before.marks) and any(map(is_made, inside(value))):
                 found.lost[where] = value
         elif mark == before.marks.get(name):
             return
@@ -221,7 +222,7 @@ class ChangedAttributes:
                 if name in TENSORS and is_module(one.value):
                     _fill(vars(one.value)[name], value, refill)
                     continue
-                content, key = _place(one.value, name)
+                content, key = place_of(one.value, name)
                 if content is None:
                     continue
                 old, device = content.get(key), None if name in apart else places[one.part]
@@ -249,7 +250,7 @@ class ChangedAttributes:
 
     def _mark(self, value: Any) -> Any:
         """Return a mark that differs after each change of a value; None if it cannot be saved."""
-        if is_atom(value) or (mark := marked(value)) is not None:
+        if is_atom(value) or (mark := marked(value, self._is_saved)) is not None:
             return None if is_atom(value) else mark
         try:
             tree = Description(self._start, value).tree
@@ -257,7 +258,14 @@ class ChangedAttributes:
             return Large((type(value), id(value)))
         except (TypeError, RecursionError):
             return None
-        return Unchanging(tree) if tree[0] in _FIXED else marked(tree)
+        return Unchanging(tree) if tree[0] in _FIXED else marked(tree, self._is_saved)
+
+    def _is_saved(self, tensor: Any) -> bool:
+        """Return whether the `state_dict` of a tracked module has a tensor, as those in `_flat_weights` of an LSTM."""
+        if self._saved is None:
+            modules = filter(is_module, self._objects.values())
+            self._saved = {id(one) for module in modules for one in saved_tensors(module)}
+        return id(tensor) in self._saved
 
     def _described(self, value: Any) -> Description | None:
         """Return the description of a value; None if it cannot be described."""
@@ -288,7 +296,7 @@ class ChangedAttributes:
                     if inner is None or is_known or any(True for _ in saved_tensors(inner)):
                         continue
                     if (description := self._described(inner)) is not None:
-                        yield path, _INNER + key, inner, description
+                        yield path, INNER + key, inner, description
 
     def _apart(self, values: Mapping[str, Mapping[str, Any]]) -> dict[str, list[str]]:
         """Return the attributes with tensors that are on another device than the tracked module, by path."""
@@ -328,7 +336,7 @@ class ChangedAttributes:
 
         An object that each step creates again need not be saved.
         """
-        now = {where: _inside(one) or [one] for where, one in lost.items()}
+        now = {where: inside(one) or [one] for where, one in lost.items()}
         found = [
             where for where, ones in now.items() if any(one is old for one in ones for old in self._lost.get(where, ()))
         ]
@@ -353,25 +361,6 @@ class ChangedAttributes:
         """Return the modules of each part, with their paths; none for other objects."""
         known = {part: one.pairs for part, one in self._known.items() if one.are_same()}
         return {part: known.get(part) or named_modules(one, part) for part, one in self._objects.items()}
-
-
-def _inside(value: Any) -> list[Any]:
-    """Return the objects of the script in a value."""
-    return [one for _, one in objects_in(value)]
-
-
-def _place(holder: Any, name: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the dict and the key of an attribute; None if the script now has a buffer or a module of this name."""
-    content = vars(holder)
-    if name.startswith(_INNER):
-        return content["_modules"], name.removeprefix(_INNER)
-    is_taken = is_module(holder) and any(name in content[kind] for kind in (*TENSORS, "_modules"))
-    return None if is_taken else content, name
-
-
-def _is_dataset(value: Any) -> bool:
-    data = loaded("torch.utils.data.dataset")
-    return data is not None and isinstance(value, data.Dataset)
 
 
 def _has_gradient(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import zlib
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from mizzen.checkpoint import rng
@@ -40,21 +41,24 @@ def is_atom(value: Any) -> bool:
     return kind in ATOMS or (kind is tuple and all(type(one) in ATOMS for one in value))
 
 
-def marked(value: Any) -> Any:
-    """Return a mark of a value that can change in place; None for others, and if it cannot be stored."""
+def marked(value: Any, is_saved: Callable[[Any], bool] = lambda _: False) -> Any:
+    """Return a mark of a value that can change in place; None for others, and if it cannot be stored.
+
+    `is_saved`: whether the content of a tensor is saved elsewhere, so that only another tensor is a change.
+    """
     if is_atom(value):
         return None
     try:
         access = rng.generator(value)
         if access is None:
-            return _mark(value)
+            return _mark(value, is_saved)
         state = access[0]()
-        return state.numpy().tobytes() if hasattr(state, "numpy") else _mark(state)
+        return state.numpy().tobytes() if hasattr(state, "numpy") else _mark(state, is_saved)
     except (TypeError, RuntimeError, NotImplementedError, AttributeError):  # For example, a sparse tensor.
         return None
 
 
-def _mark(value: Any) -> Any:
+def _mark(value: Any, is_saved: Callable[[Any], bool]) -> Any:
     """Return a value that differs after each change of `value`; see `Large` and `_WORDS` for exceptions.
 
     Raises:
@@ -66,6 +70,8 @@ def _mark(value: Any) -> Any:
     if torch is not None and isinstance(value, torch.Tensor):
         if value.is_quantized:
             raise TypeError  # Its bytes cannot be viewed: the process would end.
+        if is_saved(value):
+            return _Same(value)
         # The version does not count changes of `tensor.data`.
         return _Same(value), 0 if value.is_inference() else value._version, *_sums(torch, value)
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
@@ -80,7 +86,7 @@ def _mark(value: Any) -> Any:
         if not (is_short and ATOMS.issuperset(map(type, value))):
             return Large((type(value), id(value), len(value)))
     if isinstance(value, dict):
-        return type(value), [*value], _mark([*value.values()])
+        return type(value), [*value], _mark([*value.values()], is_saved)
     if isinstance(value, set | frozenset):
         return type(value), len(value), sorted(map(repr, value))
     if isinstance(value, list | tuple | deque):
@@ -88,7 +94,7 @@ def _mark(value: Any) -> Any:
         kinds = [*map(type, items)]
         if ATOMS.issuperset(kinds):
             return type(value), kinds, items
-        return type(value), len(items), [_mark(one) for one in _ends(items)]
+        return type(value), len(items), [_mark(one, is_saved) for one in _ends(items)]
     raise TypeError
 
 

@@ -32,7 +32,8 @@ except ImportError:
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
-from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
+from mizzen.checkpoint.attribute_holders import watched
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes
 from mizzen.checkpoint.departure import StepAction
 from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch
 from mizzen.checkpoint.own_names import is_of_script

@@ -21,7 +21,8 @@ from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer
-from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes, watched
+from mizzen.checkpoint.attribute_holders import watched
+from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes
 from mizzen.checkpoint.departure import StepAction
 from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
