@@ -2,6 +2,7 @@
 
 import io
 import json
+import logging
 import os
 import pickle
 import selectors
@@ -83,6 +84,11 @@ def start(script: Path, folder: Path, told: "Signal | Aim | None" = None, **vari
         # The parent may ignore warnings, or pytest may record them.
         warnings.showwarning = _show
         warnings.filterwarnings("always", category=CheckpointWarning)
+        # What the analysis of a script cannot read is a failure here.
+        log = logging.getLogger("mizzen.checkpoint.lost_positions")
+        log.addHandler(logging.StreamHandler(sys.stderr))
+        log.handlers[-1].setFormatter(logging.Formatter("CheckpointWarning: %(message)s"))
+        log.setLevel(logging.DEBUG)
         if isinstance(told, Signal):
             _arrange(told)
         touched = _touches(folder, told if isinstance(told, Aim) else None)

@@ -18,6 +18,7 @@ INNER = "_modules."
 """How the names of modules without parameters begin that the training has put into a tracked module."""
 DATA = (".dataset", ".collate_fn")
 """How the names of parts end that are not tracked objects, but attributes of tracked loaders."""
+_STATE = ("state_dict", "load_state_dict")
 _ITEMS = 100
 """Lists and dicts with more items are not searched for objects."""
 _DEPTH = 4
@@ -97,7 +98,12 @@ def watched(objects: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_plain_object(value: Any) -> bool:
     """Return whether a value is an object of a class of the script that saves no state itself."""
-    return _is_holder(value) and not any(hasattr(value, name) for name in ("state_dict", "load_state_dict"))
+    return _is_holder(value) and not any(hasattr(value, name) for name in _STATE)
+
+
+def has_state(value: Any) -> bool:
+    """Return whether a value saves and loads its state itself."""
+    return all(callable(getattr(value, name, None)) for name in _STATE)
 
 
 def objects_in(value: Any) -> Iterator[tuple[str, Any]]:

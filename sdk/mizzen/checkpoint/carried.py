@@ -13,6 +13,11 @@ def name_of(call: ast.expr) -> str:
     return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
+def variable(name: str) -> ast.Name:
+    """Return the expression of a variable."""
+    return ast.Name(name, ast.Load())
+
+
 def names_in(node: ast.AST, kind: type[ast.expr_context] = ast.Load) -> set[str]:
     """Return the names that a node reads (or stores)."""
     return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, kind)}
@@ -23,6 +28,14 @@ def root_of(node: ast.expr) -> str:
     while isinstance(node, ast.Attribute | ast.Subscript | ast.Call):
         node = node.func if isinstance(node, ast.Call) else node.value
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def place_of(node: ast.expr) -> str:
+    """Return an expression such as `context.teacher`, or the name at its beginning if it is no attribute."""
+    inner = node
+    while isinstance(inner, ast.Attribute):
+        inner = inner.value
+    return ast.unparse(node) if isinstance(inner, ast.Name) else root_of(node)
 
 
 def is_in_place(call: ast.Call) -> bool:
@@ -54,7 +67,7 @@ def carried(loop: ast.For | ast.While) -> set[str]:
     found = flow.read & names_in(loop, ast.Store)
     for call in (one for one in ast.walk(loop) if isinstance(one, ast.Call)):
         if name_of(call) in MUTATING and isinstance(call.func, ast.Attribute):
-            found |= {root_of(call.func)} & flow.read
+            found |= {place_of(call.func.value)} & flow.read
         elif name_of(call) in ("next", "shuffle") and call.args:
             found |= {root_of(call.args[0])} & flow.read
     items, others = set[str](), set[str]()
@@ -73,7 +86,7 @@ def set_by_some(loop: ast.For | ast.While, body: list[ast.stmt], is_known: Calla
     for one in (one for one in ast.walk(loop) if isinstance(one, ast.If) and not isinstance(one.body[-1], _LEAVING)):
         branches = [{each.id for part in branch for each in bindings(part)} for branch in (one.body, one.orelse)]
         always |= set.intersection(*branches)
-        if not all(is_known(ast.Name(name)) for name in names_in(one.test)):
+        if not all(is_known(variable(name)) for name in names_in(one.test)):
             some |= {*ast.walk(one)}
     always |= {one.id for one in stored if one not in some}
     before = {one.id for part in body for one in bindings(part) if one.lineno < loop.lineno}

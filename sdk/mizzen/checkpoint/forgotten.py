@@ -4,10 +4,10 @@ import ast
 from dataclasses import replace
 from typing import Any
 
-from mizzen.checkpoint.attribute_holders import is_plain_object
-from mizzen.checkpoint.carried import carried, name_of, names_in, set_by_some
-from mizzen.checkpoint.changes import Changes
-from mizzen.checkpoint.restored_names import SELF, is_own
+from mizzen.checkpoint.attribute_holders import has_state, is_plain_object
+from mizzen.checkpoint.carried import carried, name_of, names_in, set_by_some, variable
+from mizzen.checkpoint.in_place import InPlaceChanges
+from mizzen.checkpoint.restored_names import is_own
 from mizzen.checkpoint.script_frames import ScriptFrame, contains, passed
 from mizzen.checkpoint.uses import Uses
 
@@ -24,8 +24,8 @@ class Forgotten:
     def __init__(self, frame: ScriptFrame) -> None:
         """Finds nothing yet."""
         self._frame = frame
-        self.is_returned = False
-        """Whether the function returns a value that is computed from them."""
+        self.returned: str | None = None
+        """The message about a variable from which the function's result is computed."""
         self._from_one = False
         """Whether the counter of the loop begins at 1."""
 
@@ -35,20 +35,13 @@ class Forgotten:
         stored = names_in(loop, ast.Store)
         names = {
             name
-            for name in carried(loop) - frame.known - {"self"}
-            if name in frame.names and not frame.is_saved(frame.names[name])
-            # A tracked dict has it.
-            if name in stored or not frame.values.is_inside(frame.names[name])
+            for name in carried(loop) - {"self"}
             # An attribute that is an object may be saved with another one.
-            if not is_own(name) or (type(frame.names[name]) in (int, float) and not frame.is_known(ast.Name(name)))
+            if not is_own(name) or (type(frame.names.get(name)) in (int, float) and not frame.is_known(variable(name)))
         }
-        changes = Changes(frame)
-        names |= {
-            name
-            for name in changes.of(loop) - frame.known
-            if name in frame.names and not frame.is_saved(value := frame.names[name])
-            if not frame.values.is_inside(value) and not (is_own(name) and frame.values.is_reached(value))
-        }
+        changes = InPlaceChanges(frame)
+        names |= changes.of(loop)
+        names = {one for one in names if one in frame.names and not self._is_continued(one, loop)}
         names -= {*changes.cleared(loop.body)}
         counter = self._counter(loop)
         names |= {counter[0]} if counter is not None else set()
@@ -57,7 +50,8 @@ class Forgotten:
             found.append(name)
             names.remove(name)
             uses = self._uses(names, changes, loop)
-        self.is_returned |= uses.returned
+        if uses.returned is not None and self.returned is None:
+            self.returned = self._advice(uses.returned, loop, counter, is_changed=uses.returned not in stored)
         if not found and (name := self._given(names, changes)):
             found.append(name)
         if not found:
@@ -71,7 +65,17 @@ class Forgotten:
             )
         return ". ".join(self._advice(name, loop, counter, is_changed=name not in stored) for name in found) or None
 
-    def _uses(self, names: set[str], changes: Changes, loop: ast.For | ast.While) -> Uses:
+    def _is_continued(self, name: str, loop: ast.For | ast.While) -> bool:
+        """Return whether a variable begins a loop with a restored value, or its object is in the checkpoint."""
+        values, value = self._frame.values, self._frame.names[name]
+        if self._frame.begins_restored(name, loop) or self._frame.is_saved(value):
+            return True
+        if any(values.is_kept(self._frame.names.get(name[:end])) for end, one in enumerate(name) if one == "."):
+            return True
+        is_object = hasattr(value, "__setitem__") or isinstance(getattr(value, "__dict__", None), dict)
+        return is_object and values.is_reached(value)
+
+    def _uses(self, names: set[str], changes: InPlaceChanges, loop: ast.For | ast.While) -> Uses:
         frame = self._frame
         uses = Uses(set(names), frame.is_restored, self._is_aligned, changes.callee, changes.unchanged())
         return replace(uses, end=loop.end_lineno or 0)
@@ -87,9 +91,11 @@ class Forgotten:
             )
         if self._frame.values.is_plain(value) or type(value).__name__ == "generator":
             return f"{name} would begin again after a restart: its position is not tracked. Track its loader: {PLAIN}"
+        # What each call of the function creates cannot be tracked.
+        is_changed = is_changed and (not self._frame.is_called or name in self._frame.given or is_own(name))
         return ENDLESS if type(value).__name__ == "cycle" else untold(name, loop.lineno, value if is_changed else None)
 
-    def _given(self, names: set[str], changes: Changes) -> str | None:
+    def _given(self, names: set[str], changes: InPlaceChanges) -> str | None:
         """Return the name that a function reads which a tracked object has got, as in `LambdaLR(opt, rate)`."""
         for one in ast.walk(self._frame.tree):
             if isinstance(one, ast.Assign) and any(map(self._is_kept, one.targets)):
@@ -143,8 +149,9 @@ class Forgotten:
 
 def untold(name: str, line: int, value: Any = None) -> str:
     """Return the message about a variable that the loop of a line uses. `value`: what it holds if that is changed."""
-    short = name.removeprefix(SELF)
-    tracked = f'{{"{short}": {name}}}' if hasattr(value, "shape") else name if is_plain_object(value) else None
+    short = name.rpartition(".")[2]
+    is_whole = isinstance(value, dict) or is_plain_object(value) or has_state(value)
+    tracked = f'{{"{short}": {name}}}' if hasattr(value, "shape") else name if is_whole else None
     if tracked is None and isinstance(getattr(value, "__dict__", None), dict) and vars(value):
         tracked = f"vars({name})"
     if tracked is not None:

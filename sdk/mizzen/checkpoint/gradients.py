@@ -74,8 +74,8 @@ class GradientWatch:
     """
 
     def __init__(self) -> None:
-        self._hook: Any = None
-        self._told = False
+        self._hooks: list[Any] = []
+        self._was_there = self._told = False
 
     def captured(self, step: int, objects: Mapping[str, Any]) -> None:
         """Look for a gradient in the torch modules among `objects`, whose state at `step` was just captured."""
@@ -86,14 +86,19 @@ class GradientWatch:
         for name, module in objects.items():
             for tensor in islice(module.parameters(), _MOST) if isinstance(module, torch.nn.Module) else ():
                 if tensor.grad is not None and tensor.requires_grad and tensor.grad.any():
-                    self._hook = tensor.register_hook(
-                        lambda _, tensor=tensor, name=name: self._added(tensor, name, step)
-                    )
+                    # `torch.autograd.grad` calls only the first hook: it adds nothing to `grad`.
+                    self._hooks = [
+                        tensor.register_hook(lambda _, tensor=tensor: self._begin(tensor)),
+                        tensor.register_post_accumulate_grad_hook(lambda _, name=name: self._added(name, step)),
+                    ]
                     return
 
-    def _added(self, tensor: Any, name: str, step: int) -> None:
+    def _begin(self, tensor: Any) -> None:
+        self._was_there = tensor.grad is not None and bool(tensor.grad.any())
+
+    def _added(self, name: str, step: int) -> None:
         self._forget()
-        if tensor.grad is not None and tensor.grad.any():
+        if self._was_there:
             self._told = True
             message = (
                 f"part {name!r}: the training adds to gradients that were there at step {step}, but a checkpoint has "
@@ -103,9 +108,9 @@ class GradientWatch:
             warnings.warn(message, CheckpointWarning, stacklevel=2)
 
     def _forget(self) -> None:
-        if self._hook is not None:
-            self._hook.remove()
-            self._hook = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
 
 
 class FrozenParameters:

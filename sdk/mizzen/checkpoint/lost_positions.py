@@ -3,15 +3,16 @@
 import gc
 import warnings
 from collections.abc import Callable, Collection, Iterator, MutableMapping
-from contextlib import suppress
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from mizzen.checkpoint import loops, repeats, rng
+from mizzen.checkpoint.attribute_holders import has_state, is_plain_object
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.forgotten import PLAIN
 from mizzen.checkpoint.restored_names import Values
 from mizzen.checkpoint.tensors import loaded
+from mizzen.logger import logger
 
 _UNMOVED = (
     "It has a ResumableSampler whose advance() is not called: call it after each batch, or iterate the ResumableLoader "
@@ -39,16 +40,32 @@ def warn_of_lost_position(
         optimizers: returns what optimizers train or keep that is not tracked (`OptimizerWatch.told`).
         stacklevel: as in `warnings.warn`.
     """
-    found = None
-    for tell in (optimizers, lambda: repeats.told(restored, _values(tracked))):
-        # Attributes of the script's objects may raise anything: a warning must not end the training.
-        with suppress(Exception):
-            found = found or (tell and tell())
-    message = (
-        f"a restart of this script would not continue exactly. {found}" if found else _lost_iteration(tracked, restored)
-    )
+    found = list[str]()
+    for tell in (lambda: _held(tracked), optimizers, lambda: repeats.told(restored, _values(tracked))):
+        try:
+            found += filter(None, [tell and tell()])
+        except Exception:  # Of the script's objects, for example: a warning must not end the training.
+            logger(__name__).debug("the script could not be analyzed", exc_info=True)
+    message = _lost_iteration(tracked, restored)
+    if found:
+        message = f"a restart of this script would not continue exactly. {'. '.join(found)}"
     if message is not None:
         warnings.warn(message, CheckpointWarning, stacklevel=stacklevel + 1)
+
+
+def _held(tracked: Collection[Any]) -> str | None:
+    """Return which object with a state of its own is only an attribute of a tracked object of the script."""
+    torch, kept = loaded("torch"), {id(one) for one in tracked}
+    for owner in filter(is_plain_object, tracked):
+        for name, value in vars(owner).items():
+            is_module = torch is not None and isinstance(value, torch.nn.Module)  # Its tensors are attributes, too.
+            if has_state(value) and not is_module and id(value) not in kept and not isinstance(value, type):
+                kind = type(owner).__name__
+                return (
+                    f"The state of the attribute {name} of a tracked {kind} is not in the checkpoint. Track it, too: "
+                    f"checkpointer.track({name}=...)"
+                )
+    return None
 
 
 def _values(tracked: Collection[Any]) -> Values:
@@ -68,6 +85,8 @@ def _values(tracked: Collection[Any]) -> Values:
     def is_position(value: Any) -> bool:
         if id(value) not in kept or (nn is not None and isinstance(value, nn.nn.Module | nn.optim.Optimizer)):
             return False
+        if is_plain_object(value):
+            return False  # See `RestoredNames.is_known`.
         return isinstance(value, MutableMapping) or not (hasattr(value, "optimizer") or rng.generator(value))
 
     def is_loader(value: Any) -> bool:

@@ -7,7 +7,7 @@ from types import ModuleType
 from typing import Any
 
 from mizzen.checkpoint import rng
-from mizzen.checkpoint.carried import name_of, names_in, root_of
+from mizzen.checkpoint.carried import name_of, names_in, root_of, variable
 from mizzen.checkpoint.restored_names import Values
 from mizzen.checkpoint.tensors import loaded
 from mizzen.checkpoint.uses import Uses
@@ -111,7 +111,7 @@ class Draws:
             called = [functions[name] for name in calls if name in functions]
             used = names_in(loop).union(*(names_in(one) - names_in(one, ast.Store) for one in called))
             for name in sorted(used - names_in(loop, ast.Store)):
-                found = generator(self._names.get(name)) if not is_known(ast.Name(name)) else None
+                found = generator(self._names.get(name)) if not is_known(variable(name)) else None
                 held = [one for one, value in self._names.items() if value is found]
                 if found is None or any(self._is_set(one, loops, is_known) for one in (name, *held)):
                     continue

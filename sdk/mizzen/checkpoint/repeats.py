@@ -8,12 +8,13 @@ The analysis follows names. If it cannot tell, it is silent, because a warning i
 """
 
 import ast
+import itertools
 from types import FrameType
 from typing import Any
 
 from mizzen.checkpoint import loops
 from mizzen.checkpoint.carried import bindings, following, name_of, names_in, root_of, unassigned
-from mizzen.checkpoint.forgotten import ENDLESS, PLAIN, Forgotten, untold
+from mizzen.checkpoint.forgotten import ENDLESS, PLAIN, Forgotten
 from mizzen.checkpoint.random_draws import Beginnings, Draws
 from mizzen.checkpoint.restored_names import RANGES, Values, is_own
 from mizzen.checkpoint.script_frames import PASSING, ScriptFrame, contains, passed, script_frames, source
@@ -32,13 +33,13 @@ def told(restored: loops.Stack, values: Values) -> str | None:
     before = dict(restored)
     if not before:
         return None
-    is_inner, call = True, None
+    is_inner, returned = True, None
     for frame in script_frames(before):
         place = _Place(frame, before.get(frame.f_code, 0), values)
-        if found := place.told(is_inner, call):
+        if found := place.told(is_inner, returned):
             return found
         is_inner = is_inner and not place.loops
-        call = place.forgotten.is_returned
+        returned = place.forgotten.returned
     return None
 
 
@@ -49,8 +50,8 @@ class _Place(ScriptFrame):
         super().__init__(frame, restored_at, values)
         self.forgotten = Forgotten(self)
 
-    def told(self, is_inner: bool, is_called: bool | None) -> str | None:
-        """See the function `told`. `is_called`: whether the inner function returns a carried value."""
+    def told(self, is_inner: bool, returned: str | None) -> str | None:
+        """See the function `told`. `returned`: the message if the inner function's result is used."""
         for number, loop in enumerate(self.loops):
             if isinstance(loop, ast.For) and (found := self._begins_again(loop, is_inner and not number)):
                 return found
@@ -58,12 +59,12 @@ class _Place(ScriptFrame):
                 return found
         if is_inner and self.loops and (found := self._unset(self.loops[0])):
             return found
-        if is_called:
+        if returned is not None:
             assigned = [one for part in self.body for one in ast.walk(part) if isinstance(one, ast.Assign)]
             for called in (one for one in assigned if contains(one, self.line)):
                 uses = Uses(names_in(called, ast.Store) - self.known, self.is_known)
-                if name := uses.first(self.body, (called.end_lineno or 0) + 1):
-                    return untold(name, self.line)
+                if uses.first(self.body, (called.end_lineno or 0) + 1) is not None:
+                    return returned
         beginnings = Beginnings(self.names, self.values, self.is_known, self.value, self._passes_over)
         if found := self._cycles() or beginnings.sequence([*(loop.body for loop in self.loops), self.body]):
             return found
@@ -114,7 +115,9 @@ class _Place(ScriptFrame):
 
     def _is_given(self, node: ast.expr) -> bool:
         """Return whether a function gets a restored value: it may begin there, in ways that cannot be followed."""
-        return isinstance(node, ast.Call) and any(map(self.is_known, (*node.args, *node.keywords)))
+        if not isinstance(node, ast.Call):
+            return False
+        return any(map(self.is_known, (*node.args, *node.keywords))) or any(map(self.is_kept, ast.walk(node)))
 
     def _calls_items(self, loop: ast.For) -> bool:
         """Return whether a loop calls its items, such as callbacks, one of which reports the step."""
@@ -195,7 +198,7 @@ class _Place(ScriptFrame):
 
     def _cycles(self) -> str | None:
         for one in ast.walk(self.tree):
-            if isinstance(one, ast.Call) and name_of(one) == "cycle" and one.args:
+            if isinstance(one, ast.Call) and self.value(one.func) is itertools.cycle and one.args:
                 inner = one.args[0]
                 if self.values.is_loader(self.value(inner)) or root_of(inner) in self.loaders:
                     return f"line {one.lineno}: {ENDLESS}"

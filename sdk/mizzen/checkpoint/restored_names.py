@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mizzen.checkpoint.carried import name_of, names_in
+from mizzen.checkpoint.own_names import is_of_script
 
 RANGES = ("range", "trange")
 SELF = "self."
@@ -60,6 +61,8 @@ class RestoredNames:
             value = self.value(node)
             if node.attr in self._attributes or self._values.is_position(value) or self._values.is_loader(value):
                 return True
+            if isinstance(value, int) and self._values.is_kept(self.value(node.value)):
+                return True  # A position may be in a tracked object of the script; other attributes are not one.
         return any(self.is_known(one) for one in ast.iter_child_nodes(node))
 
     def _spread(self) -> None:
@@ -92,11 +95,16 @@ class RestoredNames:
             if any(part is not None and not isinstance(part, ast.Tuple) and self.is_known(part) for part in inner):
                 self.known.add(one.name)
                 self._attributes.add(one.name)
-        elif isinstance(one, ast.Call) and name_of(one) in functions:
+        elif isinstance(one, ast.Call) and name_of(one) in functions and not self._is_of_library(one.func):
             function, offset = functions[name_of(one)]
             parameters = [part.arg for part in function.args.args][offset:]
             given = [*zip(parameters, one.args, strict=False), *((part.arg, part.value) for part in one.keywords)]
             self.known |= {name for name, value in given if name and self.is_known(value)}
+
+    def _is_of_library(self, function: ast.expr) -> bool:
+        """Return whether a method is one of a library's object: `checkpointer.step` is no `step` of the script."""
+        owner = self.value(function.value) if isinstance(function, ast.Attribute) else None
+        return owner is not None and not is_of_script(type(owner))
 
     def value(self, node: ast.expr) -> Any:
         """Return the value of a variable or of an object's attribute now; None if it is not known."""

@@ -2,13 +2,13 @@
 
 import ast
 import linecache
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from types import FrameType, GeneratorType
 from typing import Any
 
 from mizzen.checkpoint import loops
-from mizzen.checkpoint.carried import name_of, root_of
-from mizzen.checkpoint.restored_names import SELF, OwnAttributes, RestoredNames, Values, own_attributes
+from mizzen.checkpoint.carried import bindings, name_of, root_of
+from mizzen.checkpoint.restored_names import SELF, OwnAttributes, RestoredNames, Values, is_own, own_attributes
 
 PASSING = ("enumerate", "tqdm", "zip", "islice", "iter")
 """Functions that yield items of an iterable."""
@@ -45,17 +45,34 @@ class ScriptFrame:
         known |= {name for name in self.names if name.removeprefix(SELF) in values.saved}
         if values.is_kept(frame.f_locals.get("self")):
             known |= own.keys()
+        self._restored_at = restored_at
+        self._kept = known
+        """The variables that a restore sets, or whose content it sets."""
         restored = RestoredNames(self.tree, self.names, known, values)
         self.known, self.is_known, self.value = restored.known, restored.is_known, restored.value
         self.is_called = not restored_at
         """Whether the training calls this function again and again."""
 
+    def is_kept(self, node: ast.AST) -> bool:
+        """Return whether an expression is a tracked object or a part of one."""
+        value = self.names.get(root_of(node)) if isinstance(node, ast.expr) else None
+        return value is not None and (self.values.is_kept(value) or self.values.is_inside(value))
+
     def is_restored(self, node: ast.AST) -> bool:
         """Return whether an expression depends on the restored state, or is a tracked object or a part of one."""
-        value = self.names.get(root_of(node)) if isinstance(node, ast.expr) else None
-        return self.is_known(node) or (
-            value is not None and (self.values.is_kept(value) or self.values.is_inside(value))
-        )
+        return self.is_kept(node) or self.is_known(node)
+
+    def begins_restored(self, name: str, loop: ast.stmt) -> bool:
+        """Return whether a variable has a restored value when a loop begins. What the loop assigns does not count."""
+        if name not in self.known or is_own(name) or name in self.given or name in self._kept:
+            return name in self.known
+        local = [one for one in statements(self.body) if name in {part.id for part in _assigned(one)}]
+        every = local or [one for one in statements(self.tree.body) if name in {part.id for part in _assigned(one)}]
+        before = [one for one in every if one.lineno < loop.lineno]
+        if local and before and before[-1].lineno < self._restored_at:
+            return False
+        values = [one.value for one in before if isinstance(one, ast.Assign | ast.AnnAssign) and one.value]
+        return len(values) < len(before) or not before or any(map(self.is_known, values))
 
     def is_saved(self, value: Any) -> bool:
         """Return whether a value is tracked, or has iterators of tracked loaders: their positions are saved."""
@@ -68,6 +85,23 @@ class ScriptFrame:
         if isinstance(value, list | tuple | dict) and 0 < len(value) < _MANY:
             return all(map(self.is_saved, value.values() if isinstance(value, dict) else value))
         return self.values.is_kept(value) or self.values.is_loader(value)
+
+
+def statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """Yield statements and those inside, without those of functions and classes."""
+    for one in body:
+        yield one
+        if not isinstance(one, ast.FunctionDef | ast.ClassDef):
+            for name in ("body", "orelse", "finalbody"):
+                yield from statements(getattr(one, name, []))
+
+
+def _assigned(one: ast.stmt) -> Iterator[ast.Name]:
+    """Yield the names that a statement assigns, without those of the statements inside."""
+    if isinstance(one, ast.For):
+        yield from bindings(one.target)
+    elif not isinstance(one, ast.While | ast.If | ast.With | ast.Try):
+        yield from bindings(one)
 
 
 def script_frames(before: dict[Any, int]) -> Iterator[FrameType]:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from mizzen.checkpoint.carried import MUTATING, name_of, names_in, root_of
-from mizzen.checkpoint.restored_names import SELF
+from mizzen.checkpoint.carried import MUTATING, name_of, names_in, root_of, variable
+from mizzen.checkpoint.restored_names import RANGES, SELF, is_own
 
 _SHOWING = {
     "print", "write", "log", "info", "debug", "warning", "error", "display", "plot", "tqdm",
@@ -34,7 +34,7 @@ class Call(NamedTuple):
         """Return the function's own variables."""
         shared = {name for one in ast.walk(self.function) if isinstance(one, SHARED) for name in one.names}
         own = {one.arg for one in ast.walk(self.function.args) if isinstance(one, ast.arg)}
-        return own | (names_in(self.function, ast.Store) - shared)
+        return own | {name for name in names_in(self.function, ast.Store) - shared if not is_own(name)}
 
 
 @dataclass
@@ -63,8 +63,10 @@ class Uses:
     """The number of that line."""
     guarded: bool = False
     """Whether a condition checks one of the names before the present line divides by it."""
-    returned: bool = False
-    """Whether the function returns a value that is computed from them."""
+    returned: str | None = None
+    """The name from which a value is computed that the function returns."""
+    holders: dict[str, set[str]] = field(default_factory=dict)
+    """The names that a call has got whose result depends on the values, by the name of the result."""
     cause: dict[str, str] = field(default_factory=dict)
     """The name from which a name was computed."""
 
@@ -90,6 +92,8 @@ class Uses:
             if isinstance(one, ast.While) and one.lineno >= after and (found := self._mentioned(one.test)):
                 return found
             if isinstance(one, ast.For) and one.lineno > after and (found := self._mentioned(one.iter)):
+                if name_of(one.iter) in RANGES and not all(map(self._shows, one.body)):
+                    return found
                 self._derive(names_in(one.target, ast.Store), found)
             handlers = [part for handler in getattr(one, "handlers", ()) for part in handler.body]
             ends = [*getattr(one, "orelse", ()), *getattr(one, "finalbody", ())]
@@ -100,14 +104,18 @@ class Uses:
         if found := self._by_calls(one):
             return found
         if isinstance(one, ast.Return):
-            self.returned |= one.value is not None and self._mentioned(one.value) is not None
+            self._returns(one.value)
         elif isinstance(one, ast.Assign | ast.AnnAssign | ast.AugAssign) and one.value is not None:
             return self._assigned(one, one.value)
         elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Call):
             return self._called(one.value)
         elif isinstance(one, ast.Expr) and isinstance(one.value, ast.Yield | ast.YieldFrom):
-            self.returned |= self._mentioned(one.value) is not None
+            self._returns(one.value)
         return None
+
+    def _returns(self, value: ast.expr | None) -> None:
+        found = self._mentioned(value) if value is not None else None
+        self.returned = self.returned or (self.cause.get(found, found) if found else None)
 
     def _divided(self, one: ast.stmt) -> None:
         guards = [part.test for part in ast.walk(one) if isinstance(part, ast.IfExp)]
@@ -141,6 +149,8 @@ class Uses:
             # It changes its arguments, such as the gradients of `clip_grad_norm_(parameters, limit)`.
             if any(map(self.is_known, call.args)) and (changed := self._called(call)):
                 return changed
+        if isinstance(value, ast.Call) and found is not None:
+            self.holders |= {name: names_in(value) for target in targets for name in names_in(target, ast.Store)}
         for target in targets:
             stored = names_in(target, ast.Store)
             if found is None:
@@ -170,6 +180,10 @@ class Uses:
         """Return the first name on which the training depends in a function that is called, and one that it returns."""
         names = {name: found for name, part in to.given.items() if (found := self._mentioned(part))}
         unchanged = {name: self.unchanged[found] for name, found in names.items() if found in self.unchanged}
+        for name, part in to.given.items():
+            if isinstance(part, ast.Name):  # `context.teacher` is `c.teacher` in a function `f(c)`.
+                prefix = f"{part.id}."
+                names |= {f"{name}.{one.removeprefix(prefix)}": one for one in self.names if one.startswith(prefix)}
         names |= {name: name for name in names_in(to.function) & self.names - to.locals()}
         if to.owner is not None and ast.unparse(to.owner) != "self" and (found := self._mentioned(to.owner)):
             same = self.unchanged.get(found, ())
@@ -185,14 +199,20 @@ class Uses:
             path=(*self.path, to.function),
             unchanged=unchanged,
             cause={},
-            returned=False,
+            holders={},
+            returned=None,
         )
         found = uses.first(to.function.body, 0)
-        return names.get(found, found) if found else None, min(names.values()) if uses.returned else None
+        return names.get(found, found) if found else None, names.get(uses.returned or "", uses.returned)
 
     def _called(self, call: ast.Call) -> str | None:
         if name_of(call) in _SHOWING or self._callee(call) is not None:
             return None
+        if name_of(call) == "step" and (held := self.holders.get(root_of(call))):
+            # An optimizer with a rate of these names changes what it trains.
+            if any(self.is_known(variable(name)) for name in held):
+                return self._mentioned(call.func)
+            self._derive(held, root_of(call))
         found = next((name for one in (*call.args, *call.keywords) if (name := self._mentioned(one))), None)
         if found is not None and name_of(call) in MUTATING and not self.is_known(call.func):
             self._derive({root_of(call.func)}, found)
@@ -211,6 +231,8 @@ class Uses:
         """Yield the names on which the value of an expression depends."""
         if isinstance(node, ast.Name):
             yield from {node.id} & self.names
+        elif isinstance(node, ast.Attribute) and (text := ast.unparse(node)) in self.names:
+            yield text
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             if f"{SELF}{node.attr}" not in self.unchanged.get(node.value.id, ()):
                 yield from self._mentions(node.value)

@@ -362,7 +362,9 @@ class ResilientCallback(Callback):
         self._step = trainer.global_step
         self._close()
         fit = trainer.fit_loop
-        if not (fit.epoch_loop._is_training_done or (trainer.should_stop and fit._can_stop_early)):
+        # In an epoch that trains nothing (`StochasticWeightAveraging`), the callback has a state that is not saved.
+        is_over = fit.epoch_loop._is_training_done or (trainer.should_stop and fit._can_stop_early)
+        if not (is_over or getattr(fit, "_skip_backward", False)):
             self._act(trainer)
 
     def _end_epoch(self, trainer: Trainer) -> None:

@@ -11,17 +11,22 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from mizzen.checkpoint import loops, rng
-from mizzen.checkpoint.carried import MUTATING, is_in_place, name_of, names_in, read_first, root_of
+from mizzen.checkpoint.carried import MUTATING, is_in_place, name_of, names_in, place_of, read_first, root_of, variable
 from mizzen.checkpoint.own_names import is_of_script
 from mizzen.checkpoint.restored_names import SELF, is_own
-from mizzen.checkpoint.script_frames import ScriptFrame, contains
+from mizzen.checkpoint.script_frames import ScriptFrame, contains, statements
 from mizzen.checkpoint.uses import SHARED, Call
 
 _RESETTING = ("clear", "reset", "copy_", "zero_", "fill_", "uniform_", "normal_")
 """Methods after which an object has no history."""
 
 
-class Changes:
+_COPYING = ("load_state_dict", "copy_")
+_TENSORS = ("parameters", "named_parameters", "buffers", "state_dict", "items", "values")
+_LOOPS = (ast.For, ast.comprehension)
+
+
+class InPlaceChanges:
     """The changes by the loops of one function of a script."""
 
     def __init__(self, frame: ScriptFrame) -> None:
@@ -52,7 +57,7 @@ class Changes:
 
         What a function changes together with such an object counts as set, too.
         """
-        for one in (part for part in _statements(self._frame.body) if part.lineno < loop.lineno):
+        for one in (part for part in statements(self._frame.body) if part.lineno < loop.lineno):
             if isinstance(one, ast.Assign) and self._frame.is_known(one.value):
                 yield from (root_of(target) for target in one.targets if not isinstance(target, ast.Name))
             call = one.value if isinstance(one, ast.Expr) else None
@@ -83,7 +88,10 @@ class Changes:
         nodes = [one for part in body for one in ast.walk(part)]
         read = {*_read_first(nodes)}
         filled = {name for one in nodes if isinstance(one, ast.For) for name in names_in(one.target, ast.Store)}
+        some = {part for one in nodes if isinstance(one, ast.If) for part in ast.walk(one)}
         for one in nodes:
+            if isinstance(one, ast.Call) and name_of(one) in _COPYING and one in some:
+                found.add(root_of(one))  # It stays until the condition is met again.
             if isinstance(one, ast.Attribute | ast.Subscript) and isinstance(one.ctx, ast.Store):
                 if ast.unparse(one) in read or (isinstance(one, ast.Subscript) and _stays(one, nodes, filled)):
                     found.add(root_of(one))
@@ -91,12 +99,19 @@ class Changes:
                         self._changed.setdefault(root_of(one), set()).add(f"{SELF}{one.attr}")
             elif isinstance(one, ast.Call):
                 found |= self._by(one, path, owner)
-        return found - {""}
+        held = {name: root for one in nodes if isinstance(one, _LOOPS) for name, root in _holders(one)}
+        return {held.get(name, name) for name in found} - {""}
 
     def _by(self, one: ast.Call, path: tuple[ast.AST, ...], owner: Any) -> set[str]:
         """Return the names of objects that a call changes and uses."""
-        if is_in_place(one) or (path and name_of(one) in MUTATING):
+        if is_in_place(one):
             return {root_of(one)}
+        if name_of(one) in MUTATING and isinstance(one.func, ast.Attribute):
+            name = self._place(one.func.value)
+            if path or "." in name.removeprefix(SELF):
+                return {name}
+        if path and name_of(one) == "next" and one.args:
+            return {root_of(one.args[0])}
         drawn = [one.func.value] if isinstance(one.func, ast.Attribute) else []
         for source in (*drawn, *(part.value for part in one.keywords if part.arg == "generator")):
             if rng.generator(self._value(source, owner)) is not None:
@@ -108,8 +123,12 @@ class Changes:
         if call.owner is not None:
             # A method that runs now is a `ScriptFrame` of its own.
             changed = self._advanced(call, path) if call.function.lineno not in self._running else set()
-            self._changed.setdefault(root_of(call.owner), set()).update(changed)
-            return {root_of(call.owner)} if changed else set()
+            if ast.unparse(call.owner) == "self" and owner is None:
+                return changed
+            name = self._place(call.owner)
+            if changed and name:
+                self._changed.setdefault(name, set()).update(changed, names_in(call.function, ast.Store))
+            return {name} if changed else set()
         shared = {name for part in ast.walk(call.function) if isinstance(part, SHARED) for name in part.names}
         kept = shared & names_in(call.function, ast.Store) & _read(call.function)
         if kept and getattr(self._value(one.func, owner), "__closure__", None):
@@ -128,15 +147,21 @@ class Changes:
                 if method is not None and method not in path:
                     found |= self._advanced(call._replace(function=method), (*path, method))
         return {
-            name for name in found if is_own(name) and not self._is_saved(name, self._value(ast.Name(name), call.value))
+            name for name in found if is_own(name) and not self._is_saved(name, self._value(variable(name), call.value))
         }
 
     def _is_saved(self, name: str, value: Any) -> bool:
         """Return whether an attribute of an object is in the checkpoint, as a part of its own or inside one."""
         frame = self._frame
-        if frame.is_known(ast.Name(name)) or frame.is_saved(value) or frame.values.is_inside(value):
+        if frame.is_known(variable(name)) or frame.is_saved(value) or frame.values.is_inside(value):
             return True
         return isinstance(getattr(value, "__dict__", value), dict | list) and frame.values.is_reached(value)
+
+    def _place(self, node: ast.expr) -> str:
+        """Return the name of an object, or the expression of one that an object of the function holds."""
+        if (name := place_of(node)) not in self._frame.names and (value := self._frame.value(node)) is not None:
+            self._frame.names[name] = value
+        return name if name in self._frame.names else root_of(node)
 
     def _value(self, node: ast.expr, owner: Any) -> Any:
         """Return the value of an expression, in a method of `owner` if that is not None."""
@@ -176,13 +201,14 @@ class Changes:
         return next((one for one in kinds if one is not None), None)
 
 
-def _statements(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield statements and those inside, without those of functions and classes."""
-    for one in body:
-        yield one
-        if not isinstance(one, ast.FunctionDef | ast.ClassDef):
-            for name in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(one, name, []))
+def _holders(loop: ast.For | ast.comprehension) -> Iterator[tuple[str, str]]:
+    """Yield the variables of a loop over tensors, each with the name of the module, dict or list that has them."""
+    taken, targets = [loop.iter], [loop.target]
+    if isinstance(loop.iter, ast.Call) and name_of(loop.iter) == "zip" and isinstance(loop.target, ast.Tuple):
+        taken, targets = loop.iter.args, loop.target.elts
+    for target, one in zip(targets, taken, strict=False):
+        if isinstance(one, ast.Name) or name_of(one) in _TENSORS:
+            yield from ((name, root_of(one)) for name in names_in(target, ast.Store))
 
 
 def _read(function: ast.FunctionDef) -> set[str]:
