@@ -19,6 +19,7 @@ from transformers import (
 
 from mizzen import Checkpointer
 from mizzen.checkpoint import CheckpointWarning
+from mizzen.integrations.files import ENDED
 from mizzen.integrations.lightning import ResilientCallback
 from mizzen.integrations.torch import ResumableLoader
 from mizzen.integrations.transformers import ResilientCallback as HuggingFaceCallback
@@ -88,6 +89,7 @@ def test_a_callback_gets_its_own_attributes(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.chdir(tmp_path)
 
     def fit(epochs: int, *callbacks: L.Callback) -> Lit:
+        ENDED.clear()  # As in a new process.
         resilient = ResilientCallback(Checkpointer(tmp_path / "root", interval_s=0))
         loader: DataLoader[Any] = ResumableLoader(TensorDataset(torch.ones(6, 1)), batch_size=2)
         module = Lit()
@@ -156,6 +158,7 @@ def test_attributes_of_callbacks_and_the_trainer_of_transformers(
     monkeypatch.chdir(tmp_path)
     found = []
     for steps in (3, 5):
+        ENDED.clear()  # As in a new process.
         config = BertConfig(
             vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
         )  # fmt: skip
@@ -189,6 +192,7 @@ def test_a_training_that_a_callback_has_stopped_stays_so(
     monkeypatch.chdir(tmp_path)
     found, weights = [], []
     for _ in range(2):
+        ENDED.clear()  # As in a new process.
         config = BertConfig(
             vocab_size=8, hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4
         )  # fmt: skip
@@ -221,4 +225,4 @@ def test_gradients_that_lightning_accumulates_over_a_checkpoint_are_told(tmp_pat
     options = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
     trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, callbacks=[resilient], **options)
     with pytest.warns(CheckpointWarning, match="the training adds to gradients that were there at step"):
-        trainer.fit(Slow(), ResumableLoader(TensorDataset(torch.ones(6, 1))))
+        trainer.fit(Slow(), ResumableLoader(TensorDataset(torch.ones(6, 1))), ckpt_path=resilient.latest())

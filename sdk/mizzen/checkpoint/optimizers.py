@@ -8,6 +8,7 @@ from typing import Any
 from weakref import ref
 
 from mizzen.checkpoint import loops
+from mizzen.checkpoint.own_names import is_of_script
 from mizzen.checkpoint.restored_names import own_attributes
 from mizzen.checkpoint.tensors import loaded
 
@@ -99,7 +100,7 @@ class OptimizerWatch:
     """
 
     def __init__(self) -> None:
-        """Remember the optimizers of the script: its variables, and attributes of `self` and of other optimizers."""
+        """Remember the optimizers of the script: its variables, and attributes of its objects and other optimizers."""
         self._known: dict[int, tuple[Any, str]] = {}
         self._stepped = set[int]()
         self._hook = None
@@ -115,6 +116,8 @@ class OptimizerWatch:
                 left += [(f"{name}[{at}]", one) for at, one in enumerate(value) if isinstance(one, kind)]
             elif isinstance(value, dict) and len(value) < _MANY:
                 left += [(f"{name}[{at!r}]", one) for at, one in value.items() if isinstance(one, kind)]
+            elif is_of_script(type(value)) and isinstance(getattr(value, "__dict__", None), dict):
+                left += [(f"{name}.{inner}", one) for inner, one in vars(value).items() if isinstance(one, kind)]
         if self._known:
             register = loaded("torch.optim.optimizer").register_optimizer_step_post_hook
             self._hook = register(lambda one, *_: self._stepped.add(id(one)))

@@ -14,7 +14,7 @@ from typing import Any
 
 from mizzen.checkpoint.loops import is_of_library
 
-_HIDING = ("torch.optim", "lightning.", "pytorch_lightning.")
+_HIDING = ("torch.optim", "torch.distributed.", "lightning.", "pytorch_lightning.", "transformers.")
 """Libraries whose classes have private attributes that no restart may set."""
 _STRICT = "transformers.trainer"
 """Also attributes that are not private belong to the classes of this module."""

@@ -8,16 +8,20 @@ checked for all files that the framework needs to resume.
 
 import re
 import tempfile
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mizzen import notices, report
-from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError
+from mizzen.checkpoint import Checkpoint, Checkpointer, CheckpointError, CheckpointWarning
 from mizzen.checkpoint.departure import StepAction
 
 INDEX = "files"
 """The name of the part that maps parts to file names."""
+
+ENDED = set[str]()
+"""The roots at which trainings of this process have ended."""
 
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -45,6 +49,7 @@ class FileCheckpoints:
             raise ValueError("verify=True: needs `track` and `step`, and cannot be used with a framework's Trainer")
         self.checkpointer = checkpointer
         self.lacks = lacks
+        self._has_loaded = False
         self.agree = agree
         """Computes the maximum of a number over all ranks. All ranks must call it together."""
 
@@ -103,13 +108,50 @@ class FileCheckpoints:
             self.checkpointer.only_due_tiers()
         save(step, {**state, **(extra or {}), INDEX: index})
 
+    def begin(self, loaded: "Loaded | None", step: int, resuming: str) -> None:
+        """Check how a training begins. Issue a `CheckpointWarning` if it does not load what it saves.
+
+        Args:
+            loaded: the checkpoint that was loaded for it.
+            step: the step at which it begins.
+            resuming: the argument of the framework that resumes a training.
+
+        Raises:
+            ValueError: an earlier training of this process has ended at the same root, or the framework has not
+                continued the loaded checkpoint.
+        """
+        self._refuse_second()
+        if not self._has_loaded:
+            message = f"a restart would train from the beginning, without {resuming}=resilient.latest()"
+            warnings.warn(message, CheckpointWarning, stacklevel=2)
+        elif loaded is not None and loaded.step and not step:
+            raise ValueError(
+                f"{self.checkpointer.root}: the checkpoint of step {loaded.step} was loaded, but the training begins "
+                f"at step 0: give {resuming}= what latest() returns"
+            )
+
+    def end(self) -> None:
+        """Note that a training has ended, not by an error."""
+        ENDED.add(self.checkpointer.root)
+
+    def _refuse_second(self) -> None:
+        root = self.checkpointer.root
+        if root in ENDED:
+            raise ValueError(
+                f"{root}: a training of this process has ended there, and another one would continue it. Each training "
+                f"needs its own root, as by ResilientCallback({root.rstrip('/') + '/2'!r})"
+            )
+
     def load(self) -> "Loaded | None":
         """Load the newest valid checkpoint, with its files in a temporary folder. Return None if there is none.
 
         Raises:
+            ValueError: an earlier training of this process has ended at the same root.
             CheckpointError: as for `Checkpointer.load_latest`; or the checkpoint was not saved by this class, or it
                 lacks a file.
         """
+        self._refuse_second()
+        self._has_loaded = True
         found = self.checkpointer.load_latest()
         if found is None:
             return None

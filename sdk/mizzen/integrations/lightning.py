@@ -39,6 +39,7 @@ from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch
 from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
 from mizzen.integrations.files import FileCheckpoints, Loaded, by_kind
+from mizzen.integrations.held_states import HELD, held_objects, load_states, states_of
 from mizzen.integrations.lightning_state import add_sums, logged, set_tuned, tuned
 from mizzen.integrations.torch import ResumableLoader
 
@@ -168,6 +169,12 @@ def _with_attributes(trainer: Trainer) -> dict[str, Any]:
     return watched({"module": trainer.lightning_module, **optimizers, **loaders}) | others
 
 
+def _held(trainer: Trainer) -> dict[str, Any]:
+    """Return what the script keeps beside the optimizers and schedules of Lightning; see `held_objects`."""
+    known = [*trainer.optimizers, *(one.scheduler for one in trainer.lr_scheduler_configs)]
+    return held_objects(by_kind([trainer.lightning_module, *trainer.callbacks]), known)
+
+
 def _loaders(trainer: Trainer) -> list[Any]:
     """Return the training's loaders."""
     combined = trainer.fit_loop._combined_loader
@@ -202,12 +209,17 @@ class ResilientCallback(Callback):
     In a gang, all ranks agree on the action at each step, and rank 0 stores the files.
     """
 
-    def __init__(self, checkpointer: Checkpointer | None = None) -> None:
-        """Use `checkpointer`, which must not be sharded. By default one is created from the environment."""
+    def __init__(self, checkpointer: Checkpointer | str | os.PathLike[str] | None = None) -> None:
+        """Use `checkpointer`, which must not be sharded, or the one of a root. Default: that of the environment.
+
+        Each training of a process needs its own root.
+        """
         # Lightning creates the process group later. The rank is taken from the same variables as in Lightning.
         rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
         world_size = max(rank + 1, int(os.environ.get("WORLD_SIZE", "1")))
-        made = checkpointer or Checkpointer(settings=CheckpointSettings(rank=rank, world_size=world_size))
+        made = checkpointer
+        if not isinstance(made, Checkpointer):
+            made = Checkpointer(made, settings=CheckpointSettings(rank=rank, world_size=world_size))
         self.files = FileCheckpoints(made, lambda number: number, lacks)
         self._on_sigterm = signal.getsignal(signal.SIGTERM)
         self._loaded: Loaded | None = None
@@ -226,7 +238,7 @@ class ResilientCallback(Callback):
         The path is a temporary file, which is removed after the first step.
 
         Raises:
-            CheckpointError: as for `Checkpointer.load_latest`.
+            ValueError, CheckpointError: as for `FileCheckpoints.load`.
         """
         self._loaded = self.files.load()
         return None if self._loaded is None else str(self._loaded.folder / _FILE)
@@ -259,7 +271,12 @@ class ResilientCallback(Callback):
             fit.on_run_end()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Replace Lightning's signal handler, and restore the position in the data and what was logged."""
+        """Replace Lightning's signal handler, and restore the position in the data and what was logged.
+
+        Raises:
+            ValueError: as for `FileCheckpoints.begin`.
+        """
+        self.files.begin(self._loaded, trainer.global_step, "ckpt_path")
         self.files.agree = ddp.agreement()
         # Lightning's own handler waits for all ranks, although only one may have received the signal. It also stops
         # during a validation, when no checkpoint can be saved.
@@ -320,6 +337,7 @@ class ResilientCallback(Callback):
             for method in ("on_advance_start", "on_advance_end", "on_run_start", "run"):
                 _after(loop, method, None)
         self._close()
+        self.files.end()
 
     def _start_epoch(self, trainer: Trainer) -> None:
         _after(trainer.fit_loop, "on_advance_start", None)  # Only the first epoch of a process is a resumed one.
@@ -331,6 +349,7 @@ class ResilientCallback(Callback):
         """Restore what the hooks `on_train_start` may have changed."""
         self._restore_attributes()
         if self._loaded is not None:
+            load_states(_held(trainer), self._loaded.state.get(HELD, {}))
             _restore_generators(trainer, self._loaded.state[_RNG])
 
     def _close(self) -> None:
@@ -397,7 +416,7 @@ class ResilientCallback(Callback):
                 else:
                     extra = {_RNG: rng.capture_shared(), _LOGGED: logged(trainer), _STOPS: trainer.should_stop}
                     extra |= {_FROZEN: self._frozen.changed(_FROZEN), ATTRIBUTES: self._changed(trainer)}
-                    extra[_TUNED] = tuned(trainer)
+                    extra |= {_TUNED: tuned(trainer), HELD: states_of(_held(trainer))}
                     self._gradients.captured(self._step, {"module": trainer.lightning_module})
                     self.files.save(self._step, Path(folder), extra)
         else:

@@ -10,6 +10,7 @@ the Trainer's own checkpoints are not changed. If the Trainer keeps a best model
 """
 
 import json
+import os
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +29,8 @@ from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
 from mizzen.integrations.fetches import Fetches, steps_counted
 from mizzen.integrations.files import FileCheckpoints, Loaded, by_kind
+from mizzen.integrations.held_states import HELD, held_objects, load_states, states_of
+from mizzen.integrations.renamed_weights import load_renamed_weights
 from mizzen.integrations.trainer_position import STATE, change_state, set_true_step, steps_of_epoch, trainer_of
 
 PRIVATE = ".mizzen"
@@ -84,8 +87,11 @@ class ResilientCallback(TrainerCallback):
     Trainer: if a later callback requests a save at the same step, that checkpoint is stored only here.
     """
 
-    def __init__(self, checkpointer: Checkpointer | None = None) -> None:
-        """Use `checkpointer`, which must not be sharded. Default: `ddp.checkpointer(sharded=False)`."""
+    def __init__(self, checkpointer: Checkpointer | str | os.PathLike[str] | None = None) -> None:
+        """Use `checkpointer`, which must not be sharded, or the one of a root: `ddp.checkpointer(root, sharded=False)`.
+
+        Each training of a process needs its own root.
+        """
         self._given = checkpointer
         self._files: FileCheckpoints | None = None
         self._loaded: Loaded | None = None
@@ -106,7 +112,9 @@ class ResilientCallback(TrainerCallback):
     def files(self) -> FileCheckpoints:
         """The `FileCheckpoints`, created on first use because the process group may not exist earlier."""
         if self._files is None:
-            self._files = FileCheckpoints(self._given or ddp.checkpointer(sharded=False), ddp.agreement(), lacks)
+            given = self._given
+            made = given if isinstance(given, Checkpointer) else ddp.checkpointer(given, sharded=False)
+            self._files = FileCheckpoints(made, ddp.agreement(), lacks)
         return self._files
 
     def latest(self) -> str | None:
@@ -115,7 +123,7 @@ class ResilientCallback(TrainerCallback):
         The folder is temporary and is removed after the first step.
 
         Raises:
-            CheckpointError: as for `Checkpointer.load_latest`.
+            ValueError, CheckpointError: as for `FileCheckpoints.load`.
         """
         self._loaded = self.files.load()
         if self._loaded is None:
@@ -152,7 +160,7 @@ class ResilientCallback(TrainerCallback):
 
         Raises:
             ValueError: the Trainer saves only the model, from which a training cannot resume; or it runs a
-                hyperparameter search, whose trials would share one checkpoint.
+                hyperparameter search, whose trials would share one checkpoint; or as for `FileCheckpoints.begin`.
         """
         del control
         if args.save_only_model:
@@ -161,11 +169,14 @@ class ResilientCallback(TrainerCallback):
             raise ValueError(
                 "hyperparameter_search: its trials would share one checkpoint; run each trial as a separate job"
             )
+        self.files.begin(self._loaded, state.global_step, "resume_from_checkpoint")
         self._save = None
         self._fetches = self._follow(args, state, kwargs.get("train_dataloader"))
         self._attributes.begin(_with_attributes(state, kwargs))
         if self._loaded is not None and state.global_step:
             saved = self._loaded.state.get(ATTRIBUTES, {})
+            load_renamed_weights(kwargs.get("model"), self._loaded.folder)
+            load_states(_held(state), self._loaded.state.get(HELD, {}))
             self._attributes.restore(saved)
             self._stops = bool(self._loaded.state.get(_STOPS))
             self._attributes_within = {} if self._is_between(state) and not self._stops else saved
@@ -279,7 +290,7 @@ class ResilientCallback(TrainerCallback):
             if not save.own:
                 change_state(folder, best_model_checkpoint=save.best_before)
             stops = control.should_training_stop and state.global_step < state.max_steps
-            extra = {ATTRIBUTES: self._attributes.changed(), _STOPS: stops}
+            extra = {ATTRIBUTES: self._attributes.changed(), _STOPS: stops, HELD: states_of(_held(state))}
             self.files.save(state.global_step, folder, extra, _beside(args, state, folder))
         self.files.meet()
         if not save.own:
@@ -302,6 +313,7 @@ class ResilientCallback(TrainerCallback):
     ) -> None:
         """Restore the Trainer's arguments, and remove the private folder."""
         del control, kwargs
+        self.files.end()
         self._put_back(args)
         if self._fetches is not None:
             self._fetches.remove()
@@ -365,6 +377,14 @@ def _with_attributes(state: TrainerState, given: dict[str, Any]) -> dict[str, An
     callbacks = trainer.callback_handler.callbacks
     objects |= by_kind(one for one in callbacks if is_of_script(type(one)) or isinstance(one, ExportableState))
     return objects | ({"trainer": trainer} if is_of_script(type(trainer)) else {})
+
+
+def _held(state: TrainerState) -> dict[str, Any]:
+    """Return what the script keeps beside the optimizer and schedule of the Trainer; see `held_objects`."""
+    if (trainer := trainer_of(state)) is None:
+        return {}
+    owners = by_kind([trainer, trainer.model, *trainer.callback_handler.callbacks])
+    return held_objects(owners, [trainer.optimizer, trainer.lr_scheduler])
 
 
 def _beside(args: TrainingArguments, state: TrainerState, folder: Path) -> dict[str, Path]:
