@@ -1,4 +1,4 @@
-"""An own Trainer trains a reward head with an optimizer and a schedule of its own in each step."""
+"""An own Trainer trains a reward head with an optimizer and a schedule of its own in each step; losses are logged."""
 
 import torch
 from torch import nn
@@ -26,14 +26,26 @@ class Rewarded(Trainer):
         return (loss, out) if return_outputs else loss
 
 
+class Count:
+    times = 0
+
+    def __call__(self, prediction):
+        self.times += 1
+        return {"times": self.times}
+
+
 set_seed(5)
 rows = [{"input_ids": row, "labels": row} for row in torch.randint(0, 20, (36, 6))]
 model = GPT2LMHeadModel(GPT2Config(vocab_size=20, n_positions=8, n_embd=8, n_layer=1, n_head=1))
 args = TrainingArguments(
     "out", num_train_epochs=3, per_device_train_batch_size=4, learning_rate=1e-2, save_strategy="no", report_to="none",
-    use_cpu=True, disable_tqdm=True,
+    use_cpu=True, disable_tqdm=True, eval_on_start=True, eval_strategy="epoch", logging_steps=5,
 )  # fmt: skip
 resilient = ResilientCallback()
-trainer = Rewarded(model, args, train_dataset=rows, callbacks=[resilient])
+trainer = Rewarded(
+    model, args, train_dataset=rows, eval_dataset=rows[:6], compute_metrics=Count(), callbacks=[resilient]
+)
 trainer.train(resume_from_checkpoint=resilient.latest())
-torch.save([model.state_dict(), trainer.reward.state_dict(), trainer.reward_opt.state_dict()], "model.pt")
+names = ("step", "loss", "eval_loss", "eval_times", "grad_norm", "learning_rate")
+history = [[one.get(name) for name in names] for one in trainer.state.log_history]
+torch.save([model.state_dict(), trainer.reward.state_dict(), trainer.reward_opt.state_dict(), history], "model.pt")

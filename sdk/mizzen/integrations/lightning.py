@@ -24,23 +24,33 @@ from typing import Any
 import torch
 
 try:
-    from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+    from lightning.pytorch import Callback, LightningModule, Trainer
     from lightning.pytorch.callbacks import StochasticWeightAveraging
 except ImportError:
-    from pytorch_lightning import Callback, LightningDataModule, LightningModule, Trainer
+    from pytorch_lightning import Callback, LightningModule, Trainer
     from pytorch_lightning.callbacks import StochasticWeightAveraging
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer, CheckpointSettings, CheckpointWarning, rng
-from mizzen.checkpoint.attribute_holders import watched
 from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes
 from mizzen.checkpoint.departure import StepAction
 from mizzen.checkpoint.gradients import FrozenParameters, GradientWatch
-from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
-from mizzen.integrations.files import FileCheckpoints, Loaded, by_kind
-from mizzen.integrations.held_states import HELD, held_objects, load_states, states_of
-from mizzen.integrations.lightning_state import add_sums, logged, set_tuned, tuned
+from mizzen.integrations.files import FileCheckpoints, Loaded
+from mizzen.integrations.held_states import HELD, load_states, states_of
+from mizzen.integrations.lightning_state import (
+    LOADER,
+    add_sums,
+    has_state,
+    held,
+    loaders,
+    logged,
+    prune_again,
+    pruned,
+    set_tuned,
+    tuned,
+    with_attributes,
+)
 from mizzen.integrations.torch import ResumableLoader
 
 _FILE = "lightning.ckpt"
@@ -49,7 +59,7 @@ _LOGGED = "logged"
 _STOPS = "stops"
 _FROZEN = "frozen"
 _TUNED = "tuned"
-_LOADER = "loader-"
+_PRUNED = "pruned"
 _NEEDED = ("state_dict", "optimizer_states", "loops")
 _RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID")
 
@@ -136,7 +146,7 @@ def _begin_resumed_epoch(trainer: Trainer, saved: Path | None) -> None:
     generators = rng.capture_shared()
     module._current_fx_name = "on_train_epoch_start"
     for callback in trainer.callbacks:
-        if not _has_state(callback) and not isinstance(callback, ResilientCallback):
+        if not has_state(callback) and not isinstance(callback, ResilientCallback):
             callback.on_train_epoch_start(trainer, module)
     module.on_train_epoch_start()
     module._current_fx_name = None
@@ -153,37 +163,9 @@ def _begin_resumed_epoch(trainer: Trainer, saved: Path | None) -> None:
                 tensors[name].copy_(values[name])
 
 
-def _has_state(one: Callback | LightningDataModule) -> bool:
-    """Return whether Lightning saves a state of a callback or data module."""
-    kind, plain = type(one), LightningDataModule if isinstance(one, LightningDataModule) else Callback
-    return any(getattr(kind, name, None) != getattr(plain, name, None) for name in ("state_dict", "on_save_checkpoint"))
-
-
-def _with_attributes(trainer: Trainer) -> dict[str, Any]:
-    """Return the objects whose plain attributes are saved: also callbacks and a data module of the script."""
-    data = trainer.datamodule
-    others = by_kind(one for one in (*trainer.callbacks, data) if is_of_script(type(one)) and not _has_state(one))
-    loaders = {f"{_LOADER}{number}": one for number, one in enumerate(_loaders(trainer))}
-    optimizers = {f"optimizer-{number}": one for number, one in enumerate(trainer.optimizers)}
-    # The data module is the last one: its datasets are those of the loaders.
-    return watched({"module": trainer.lightning_module, **optimizers, **loaders}) | others
-
-
-def _held(trainer: Trainer) -> dict[str, Any]:
-    """Return what the script keeps beside the optimizers and schedules of Lightning; see `held_objects`."""
-    known = [*trainer.optimizers, *(one.scheduler for one in trainer.lr_scheduler_configs)]
-    return held_objects(by_kind([trainer.lightning_module, *trainer.callbacks]), known)
-
-
-def _loaders(trainer: Trainer) -> list[Any]:
-    """Return the training's loaders."""
-    combined = trainer.fit_loop._combined_loader
-    return [] if combined is None else list(combined.flattened)
-
-
 def _resumable(trainer: Trainer) -> list[ResumableLoader]:
     """Return the training's loaders that are of mizzen."""
-    return [loader for loader in _loaders(trainer) if isinstance(loader, ResumableLoader)]
+    return [loader for loader in loaders(trainer) if isinstance(loader, ResumableLoader)]
 
 
 def _load_positions(trainer: Trainer) -> None:
@@ -288,11 +270,11 @@ class ResilientCallback(Callback):
         _after(trainer.fit_loop.epoch_loop, "on_advance_end", partial(self._end_step, trainer))
         _after(trainer.fit_loop, "on_advance_end", partial(self._end_epoch, trainer))
         _after(trainer.fit_loop, "on_advance_start", partial(self._start_epoch, trainer))
-        self._loaders = _loaders(trainer)
-        self._attributes.begin(_with_attributes(trainer))
+        self._loaders = loaders(trainer)
+        self._attributes.begin(with_attributes(trainer))
         self._frozen.begin({_FROZEN: pl_module})
         _go_on_averaging(trainer, pl_module)
-        for loader in _loaders(trainer):
+        for loader in loaders(trainer):
             if not callable(getattr(loader, "load_state_dict", None)):
                 message = (
                     f"the {type(loader).__name__} has no position, so a training that is killed within an epoch begins "
@@ -349,7 +331,8 @@ class ResilientCallback(Callback):
         """Restore what the hooks `on_train_start` may have changed."""
         self._restore_attributes()
         if self._loaded is not None:
-            load_states(_held(trainer), self._loaded.state.get(HELD, {}))
+            prune_again(trainer, self._loaded.state.get(_PRUNED, {}))
+            load_states(held(trainer), self._loaded.state.get(HELD, {}))
             _restore_generators(trainer, self._loaded.state[_RNG])
 
     def _close(self) -> None:
@@ -363,10 +346,10 @@ class ResilientCallback(Callback):
     def _changed(self, trainer: Trainer) -> dict[str, Any]:
         """Return the attributes that have changed, without those of data that Lightning replaces."""
         changed = self._attributes.changed()
-        if self._loaders == _loaders(trainer) and not self._is_reloading(trainer):
+        if self._loaders == loaders(trainer) and not self._is_reloading(trainer):
             return changed
         return {
-            kind: {path: one for path, one in ones.items() if not path.startswith(_LOADER)}
+            kind: {path: one for path, one in ones.items() if not path.startswith(LOADER)}
             for kind, ones in changed.items()
         }
 
@@ -416,7 +399,8 @@ class ResilientCallback(Callback):
                 else:
                     extra = {_RNG: rng.capture_shared(), _LOGGED: logged(trainer), _STOPS: trainer.should_stop}
                     extra |= {_FROZEN: self._frozen.changed(_FROZEN), ATTRIBUTES: self._changed(trainer)}
-                    extra |= {_TUNED: tuned(trainer), HELD: states_of(_held(trainer))}
+                    extra |= {_TUNED: tuned(trainer), HELD: states_of(held(trainer))}
+                    extra[_PRUNED] = pruned(trainer)
                     self._gradients.captured(self._step, {"module": trainer.lightning_module})
                     self.files.save(self._step, Path(folder), extra)
         else:

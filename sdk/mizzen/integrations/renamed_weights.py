@@ -1,7 +1,7 @@
 """Loads weights that transformers stores under other names than those of the model's `state_dict`.
 
-transformers 5 writes some models, such as ViT and Mixtral, under the names of their published files. Its `Trainer` loads
-a checkpoint by the names in the model, so it passes over these weights without an error.
+transformers 5 writes some models, such as ViT and Mixtral, under the names of their published files. Its `Trainer`
+loads a checkpoint by the names in the model, so it passes over these weights without an error.
 """
 
 from functools import reduce

@@ -17,27 +17,26 @@ from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
-from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import SaveStrategy, rotate_checkpoints
 
 from mizzen import report
 from mizzen.checkpoint import Checkpointer
-from mizzen.checkpoint.attribute_holders import watched
 from mizzen.checkpoint.attributes import ATTRIBUTES, ChangedAttributes
 from mizzen.checkpoint.departure import StepAction
-from mizzen.checkpoint.own_names import is_of_script
 from mizzen.integrations import ddp
 from mizzen.integrations.fetches import Fetches, steps_counted
-from mizzen.integrations.files import FileCheckpoints, Loaded, by_kind
-from mizzen.integrations.held_states import HELD, held_objects, load_states, states_of
+from mizzen.integrations.files import FileCheckpoints, Loaded
+from mizzen.integrations.held_states import HELD, load_states, states_of
 from mizzen.integrations.renamed_weights import load_renamed_weights
-from mizzen.integrations.trainer_position import STATE, change_state, set_true_step, steps_of_epoch, trainer_of
+from mizzen.integrations.trainer_position import STATE, change_state, set_true_step, steps_of_epoch
+from mizzen.integrations.trainer_state import held, loss_since_log, set_loss_since_log, with_attributes
 
 PRIVATE = ".mizzen"
 """The private folder below the output folder. The Trainer's rotation of checkpoints ignores it."""
 
 _BEST = "best_model"
 _STOPS = "stops"
+_LOSS = "loss_since_log"
 _FETCHES = "mizzen_fetches_{rank}.safetensors"
 _NEEDED = {
     "a model": ("*model*.safetensors", "*model*.bin", "pytorch_model_fsdp*", "global_step*"),
@@ -103,6 +102,8 @@ class ResilientCallback(TrainerCallback):
         """Attributes from a checkpoint that was saved within an epoch, if the training resumes in this epoch."""
         self._groups: list[tuple[dict[str, Any], dict[str, Any]]] = []
         """The groups of the optimizer, with their loaded content, if the training resumes within an epoch."""
+        self._evaluates = False
+        """Whether the script wants an evaluation before the first step."""
         self._stops = False
         """Whether a callback had stopped the training at the checkpoint."""
         self._settled = -1
@@ -172,11 +173,14 @@ class ResilientCallback(TrainerCallback):
         self.files.begin(self._loaded, state.global_step, "resume_from_checkpoint")
         self._save = None
         self._fetches = self._follow(args, state, kwargs.get("train_dataloader"))
-        self._attributes.begin(_with_attributes(state, kwargs))
+        self._attributes.begin(with_attributes(state, kwargs))
         if self._loaded is not None and state.global_step:
             saved = self._loaded.state.get(ATTRIBUTES, {})
             load_renamed_weights(kwargs.get("model"), self._loaded.folder)
-            load_states(_held(state), self._loaded.state.get(HELD, {}))
+            set_loss_since_log(state, self._loaded.state.get(_LOSS, {}))
+            if args.eval_on_start:  # Before the first step only.
+                args.eval_on_start, self._evaluates = False, True
+            load_states(held(state), self._loaded.state.get(HELD, {}))
             self._attributes.restore(saved)
             self._stops = bool(self._loaded.state.get(_STOPS))
             self._attributes_within = {} if self._is_between(state) and not self._stops else saved
@@ -290,7 +294,8 @@ class ResilientCallback(TrainerCallback):
             if not save.own:
                 change_state(folder, best_model_checkpoint=save.best_before)
             stops = control.should_training_stop and state.global_step < state.max_steps
-            extra = {ATTRIBUTES: self._attributes.changed(), _STOPS: stops, HELD: states_of(_held(state))}
+            extra = {ATTRIBUTES: self._attributes.changed(), _STOPS: stops, HELD: states_of(held(state))}
+            extra[_LOSS] = loss_since_log(state)
             self.files.save(state.global_step, folder, extra, _beside(args, state, folder))
         self.files.meet()
         if not save.own:
@@ -315,6 +320,7 @@ class ResilientCallback(TrainerCallback):
         del control, kwargs
         self.files.end()
         self._put_back(args)
+        args.eval_on_start |= self._evaluates
         if self._fetches is not None:
             self._fetches.remove()
         if state.is_world_process_zero:
@@ -363,28 +369,6 @@ class ResilientCallback(TrainerCallback):
         if save is not None:
             for name, value in save.changed.items():
                 setattr(args, name, value)
-
-
-def _with_attributes(state: TrainerState, given: dict[str, Any]) -> dict[str, Any]:
-    """Return the objects whose plain attributes are saved: also the script's own callbacks and its own Trainer.
-
-    Also callbacks of which the Trainer saves a state, because by default it does not load that state.
-    """
-    optimizer = getattr(given.get("optimizer"), "optimizer", given.get("optimizer"))
-    objects = watched({"model": given.get("model"), "optimizer": optimizer, "loader": given.get("train_dataloader")})
-    if (trainer := trainer_of(state)) is None:
-        return objects
-    callbacks = trainer.callback_handler.callbacks
-    objects |= by_kind(one for one in callbacks if is_of_script(type(one)) or isinstance(one, ExportableState))
-    return objects | ({"trainer": trainer} if is_of_script(type(trainer)) else {})
-
-
-def _held(state: TrainerState) -> dict[str, Any]:
-    """Return what the script keeps beside the optimizer and schedule of the Trainer; see `held_objects`."""
-    if (trainer := trainer_of(state)) is None:
-        return {}
-    owners = by_kind([trainer, trainer.model, *trainer.callback_handler.callbacks])
-    return held_objects(owners, [trainer.optimizer, trainer.lr_scheduler])
 
 
 def _beside(args: TrainingArguments, state: TrainerState, folder: Path) -> dict[str, Path]:
