@@ -206,7 +206,7 @@ kill-loops: $(LIBRARIES)/.ready
 	@$(LIBRARIES)/bin/python -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --force-reinstall ./sdk
 	@OMP_NUM_THREADS=1 $(LIBRARIES)/bin/python -W ignore -m tests_integrations.kill_loops $(CHOSEN) $(ARGS)
 
-# Short trainings as people write them, in six frameworks (tests_integrations/exact), each killed 20 times at
+# Short trainings as people write them, in seven frameworks (tests_integrations/exact), each killed 20 times at
 # restores, iterators, commits and ends of epochs; twenty minutes. `make test-integrations` runs a tenth, by the day.
 kill-scripts: CHOSEN := --training exact
 kill-scripts: kill-loops

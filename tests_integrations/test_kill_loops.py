@@ -21,7 +21,7 @@ def test_there_are_eight_trainings_or_more_of_five_frameworks() -> None:
     for name in EXACT:
         counts[name.partition("_")[0]] += 1
     assert counts.keys() >= {"ddp", "lightning", "numpy", "torch", "transformers"}
-    assert all(count >= 8 for name, count in counts.items() if name != "jax")
+    assert all(count >= 8 for name, count in counts.items() if name not in ("jax", "sklearn"))
 
 
 @pytest.mark.timeout(400)

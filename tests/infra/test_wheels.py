@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 _PROGRAMS = Path(sys.executable).parent
-_MOST_BYTES = 351_500
+_MOST_BYTES = 362_000
 """The size of the SDK's wheel. Training images install it; what grows it must be worth that."""
 
 

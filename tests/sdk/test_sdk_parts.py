@@ -155,6 +155,19 @@ def test_loaded_arrays_are_writable_views_of_the_data(name: str) -> None:
     assert decode("tensors", memoryview(file))["a"].tobytes() == np.ones((2, 3), name).tobytes()
 
 
+@pytest.mark.parametrize("axes", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+@pytest.mark.parametrize("dtype", ["float32", "complex128"])
+def test_arrays_keep_the_order_of_their_axes_in_memory(axes: tuple[int, ...], dtype: str) -> None:
+    """Otherwise a sum or a product would be rounded differently. Other readers find the elements in C order."""
+    array = np.arange(24).astype(dtype).reshape(2, 3, 4).transpose(axes)
+    kind, chunks = encode("a", {"x": array, "gaps": array[:, ::2]})
+    content = bytearray().join(chunks)
+    found = decode(kind, content, name="a")
+    assert found["x"].strides == array.strides and (found["x"] == array).all()
+    assert found["gaps"].flags.c_contiguous and (found["gaps"] == array[:, ::2]).all()
+    found["x"][:] = 0
+
+
 def test_chunks_are_the_live_memory() -> None:
     """Chunks are views of large contiguous arrays and bytes: a later change of the array is visible in them."""
     array, raw = np.zeros(SMALL_BYTES // 4, np.float32), bytearray(SMALL_BYTES)

@@ -75,3 +75,14 @@ def test_a_failed_restore_puts_inner_objects_back() -> None:
         one.restore(state)
     assert table == {"array": array, "items": [1, 2], "old": 1} and table["items"] is items
     assert array.tolist() == [0, 0, 0]
+
+
+def test_an_array_in_another_order_of_memory() -> None:
+    """It replaces one that only the dict has, because the training has replaced it, too; another one is filled."""
+    held, content = np.zeros((3, 2)), {"free": np.arange(6.0).reshape(2, 3).T, "held": np.arange(6.0).reshape(2, 3).T}
+    table = {"free": np.zeros((3, 2)), "held": held}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        restored(table, content)
+    assert table["free"].strides == content["free"].strides and (table["free"] == content["free"]).all()
+    assert table["held"] is held and (held == content["held"]).all()

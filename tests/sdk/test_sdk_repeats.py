@@ -45,6 +45,16 @@ class History:
     def clear(self): self.losses, self.most = [], 0.0
 history = History()
 """
+FOLD = """
+def train(checkpointer, fold):
+    state = {"w": np.zeros(3)}
+    checkpointer.track(state=state)
+    for step in range(checkpointer.restore(), 3):
+        rows = np.random.permutation(20)[fold::4]
+        state["w"] = state["w"] + 0.01 * inputs[rows].mean(0)
+        killed(); checkpointer.step(step + 1)
+    return state["w"]
+"""
 SCALED = "history.add(update(rows)); state['w'] = state['w'] * history.factor()"
 
 
@@ -54,6 +64,15 @@ def loop(statements: str) -> str:
 
 
 EXACT = {
+    "folds with their own roots": FOLD
+    + """state["w"] = np.zeros((4, 3))
+for fold in range(4):
+    state["w"][fold] = train(Checkpointer(f"ckpt/{fold}", interval_s=0), fold)""",
+    "attempts": FOLD
+    + """for attempt in range(4):
+    try:
+        state["w"] = train(Checkpointer("ckpt", interval_s=0), 0); print(attempt); break
+    except OSError: pass""",
     "global generators": TRACK
     + """for step in range(checkpointer.restore(), 12):
     update(np.random.permutation(24)[: random.randint(2, 9)])
@@ -208,6 +227,10 @@ while step < 12:
     update(rows); state["w"] = state["w"] * slowly(step % 3); step += 1; checkpointer.step(step)""",
 }
 ADVICE = {
+    "folds at one root": (
+        FOLD + "for fold in range(4): train(Checkpointer('ckpt', interval_s=0), fold)",
+        r'each pass of this loop would continue .* Checkpointer\(f"{root}/{fold}"\)',
+    ),
     "steps": (
         TRACK
         + """checkpointer.restore()

@@ -2,7 +2,13 @@
 
 import torch
 from transformers import (
-    MixtralConfig, MixtralForCausalLM, Trainer, TrainingArguments, ViTConfig, ViTForImageClassification, set_seed,
+    MixtralConfig,
+    MixtralForCausalLM,
+    Trainer,
+    TrainingArguments,
+    ViTConfig,
+    ViTForImageClassification,
+    set_seed,
 )  # fmt: skip
 
 from mizzen.integrations.transformers import ResilientCallback

@@ -36,7 +36,7 @@ from mizzen.checkpoint.descriptions import Description, Known, Making, PartialEr
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.known_modules import KnownModules, Named, is_module, modes_of, named_modules, saved_tensors
 from mizzen.checkpoint.marks import Large, Unchanging, is_atom, marked
-from mizzen.checkpoint.refill import Refill
+from mizzen.checkpoint.refill import Refill, has_other_order
 from mizzen.checkpoint.storable import Found, devices, moved, storable
 from mizzen.checkpoint.tensors import loaded
 
@@ -231,7 +231,7 @@ class ChangedAttributes:
                 if name in made:
                     new = self._made(new, old, f"{one.path}.{name}")
                 is_like = name not in made or (type(new) is type(old) and _has_gradient(new) == _has_gradient(old))
-                content[key] = refill.filled(old, new, name) if is_like else new
+                content[key] = refill.filled(old, new, name) if is_like and not has_other_order(old, new) else new
         for one in every:
             for name, state in saved["generators"].get(one.path, {}).items():
                 if (access := rng.generator(vars(one.value).get(name))) is not None:

@@ -30,6 +30,13 @@ def root_of(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+def taken_by(loop: ast.For | ast.comprehension) -> list[tuple[ast.expr, ast.expr]]:
+    """Return the targets of a loop, each with the iterable that it takes; for `zip` several pairs."""
+    if isinstance(loop.iter, ast.Call) and name_of(loop.iter) == "zip" and isinstance(loop.target, ast.Tuple):
+        return [*zip(loop.target.elts, loop.iter.args, strict=False)]
+    return [(loop.target, loop.iter)]
+
+
 def place_of(node: ast.expr) -> str:
     """Return an expression such as `context.teacher`, or the name at its beginning if it is no attribute."""
     inner = node

@@ -11,7 +11,17 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from mizzen.checkpoint import loops, rng
-from mizzen.checkpoint.carried import MUTATING, is_in_place, name_of, names_in, place_of, read_first, root_of, variable
+from mizzen.checkpoint.carried import (
+    MUTATING,
+    is_in_place,
+    name_of,
+    names_in,
+    place_of,
+    read_first,
+    root_of,
+    taken_by,
+    variable,
+)
 from mizzen.checkpoint.own_names import is_of_script
 from mizzen.checkpoint.restored_names import SELF, is_own
 from mizzen.checkpoint.script_frames import ScriptFrame, contains, statements
@@ -203,10 +213,7 @@ class InPlaceChanges:
 
 def _holders(loop: ast.For | ast.comprehension) -> Iterator[tuple[str, str]]:
     """Yield the variables of a loop over tensors, each with the name of the module, dict or list that has them."""
-    taken, targets = [loop.iter], [loop.target]
-    if isinstance(loop.iter, ast.Call) and name_of(loop.iter) == "zip" and isinstance(loop.target, ast.Tuple):
-        taken, targets = loop.iter.args, loop.target.elts
-    for target, one in zip(targets, taken, strict=False):
+    for target, one in taken_by(loop):
         if isinstance(one, ast.Name) or name_of(one) in _TENSORS:
             yield from ((name, root_of(one)) for name in names_in(target, ast.Store))
 

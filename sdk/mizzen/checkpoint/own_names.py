@@ -21,7 +21,9 @@ _STRICT = "transformers.trainer"
 
 
 def _is_of_script(kind: type) -> bool:
-    """Return whether a class is not of a library."""
+    """Return whether a class is not of a library. Those of scikit-learn count, too: their state is in attributes."""
+    if kind.__module__.startswith("sklearn."):
+        return True
     if kind.__module__ == "__main__":  # Its file may be that of a profiler or a debugger, which runs the script.
         return True
     file = getattr(sys.modules.get(kind.__module__), "__file__", None)

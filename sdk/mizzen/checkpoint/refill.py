@@ -2,7 +2,8 @@
 
 A script may keep its own reference to an inner object, such as the tensors of an average of the weights. Dicts,
 lists, arrays and tensors that fit are therefore filled in place. An object of another type or shape is replaced; if
-something else refers to the old one, a `CheckpointWarning` names its path.
+something else refers to the old one, a `CheckpointWarning` names its path. An array that the training has replaced by
+one in another order of memory is replaced, too, if nothing else refers to it.
 """
 
 import sys
@@ -13,7 +14,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from mizzen.checkpoint.errors import CheckpointWarning
-from mizzen.checkpoint.tensors import loaded
+from mizzen.checkpoint.tensors import axes_in_memory, loaded
 
 _CONTAINERS = (MutableMapping, MutableSequence, MutableSet, deque)
 
@@ -40,8 +41,7 @@ class Refill:
 
     def _mapping(self, target: MutableMapping[Any, Any], content: Mapping[Any, Any], path: str) -> None:
         items = {
-            key: self.filled(target[key], new, f"{path}/{key}") if key in target else new
-            for key, new in content.items()
+            key: self._item(target, key, new, f"{path}/{key}") if key in target else new for key, new in content.items()
         }
         self._replaced += [f"{path}/{key}" for key in items if key in target and _is_stale(target, key, items[key])]
         self._undo.callback(_set_content, target, dict(target))
@@ -50,13 +50,18 @@ class Refill:
     def _sequence(self, target: Any, content: Any, path: str) -> None:
         old = len(target)
         items = [
-            self.filled(target[index], new, f"{path}/{index}") if index < old else new
+            self._item(target, index, new, f"{path}/{index}") if index < old else new
             for index, new in enumerate(content)
         ]
         both = range(min(old, len(items)))
         self._replaced += [f"{path}/{index}" for index in both if _is_stale(target, index, items[index])]
         self._undo.callback(_set_sequence, target, list(target))
         _set_sequence(target, items)
+
+    def _item(self, container: Any, key: Any, new: Any, path: str) -> Any:
+        if _references(container, key) <= _ALONE and has_other_order(container[key], new):
+            return new
+        return self.filled(container[key], new, path)
 
     def filled(self, old: Any, new: Any, path: str) -> Any:
         """Return `old`, filled with `new`; or `new`, if it does not fit."""
@@ -125,6 +130,14 @@ def storage(tensor: Any) -> int:
 def _copy(tensor: Any, kept: Any) -> None:
     with loaded("torch").no_grad():
         tensor.copy_(kept)
+
+
+def has_other_order(old: Any, new: Any) -> bool:
+    """Return whether two arrays of numpy of the same shape have their axes in another order in memory."""
+    numpy = loaded("numpy")
+    if numpy is None or not (type(old) is type(new) is numpy.ndarray) or old.shape != new.shape:
+        return False
+    return bool(axes_in_memory(old) != axes_in_memory(new))
 
 
 def _set_content(target: Any, items: Any) -> None:

@@ -9,7 +9,8 @@ The analysis follows names. If it cannot tell, it is silent, because a warning i
 
 import ast
 import itertools
-from types import FrameType
+import linecache
+from types import CodeType, FrameType
 from typing import Any
 
 from mizzen.checkpoint import loops
@@ -17,9 +18,11 @@ from mizzen.checkpoint.carried import bindings, following, name_of, names_in, ro
 from mizzen.checkpoint.forgotten import ENDLESS, PLAIN, Forgotten
 from mizzen.checkpoint.random_draws import Beginnings, Draws
 from mizzen.checkpoint.restored_names import RANGES, Values, is_own
-from mizzen.checkpoint.script_frames import PASSING, ScriptFrame, contains, passed, script_frames, source
+from mizzen.checkpoint.script_frames import PASSING, ScriptFrame, contains, passed, repeats_line, script_frames, source
 from mizzen.checkpoint.uses import Uses
 
+_EXCUSING = (ast.Try, ast.Continue)
+"""Statements of loops that try again, or pass over what was done."""
 _ORDERED = (ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn)
 
 
@@ -33,6 +36,8 @@ def told(restored: loops.Stack, values: Values) -> str | None:
     before = dict(restored)
     if not before:
         return None
+    if found := _shared_root(restored):
+        return found
     is_inner, returned = True, None
     for frame in script_frames(before):
         place = _Place(frame, before.get(frame.f_code, 0), values)
@@ -203,6 +208,42 @@ class _Place(ScriptFrame):
                 if self.values.is_loader(self.value(inner)) or root_of(inner) in self.loaders:
                     return f"line {one.lineno}: {ENDLESS}"
         return None
+
+
+def _shared_root(restored: loops.Stack) -> str | None:
+    """Tell a loop, such as one over folds, whose passes are trainings that create their `Checkpointer` at one root."""
+    made = list[ast.Call]()
+    for code, line in restored:
+        if loops.is_of_library(code.co_filename):
+            return None
+        function = _function(code, line)
+        for loop in (one for one in ast.walk(function) if isinstance(one, ast.For) and repeats_line(one, line)):
+            inside = [*ast.walk(loop)]
+            passes = names_in(loop.target, ast.Store) & set[str]().union(*map(names_in, loop.body))
+            excused = any(isinstance(one, ast.Try | ast.Continue) for one in inside) or "progress" in ast.dump(
+                loop.iter
+            )
+            created = made + [one for one in inside if isinstance(one, ast.Call) and name_of(one) == "Checkpointer"]
+            if passes and not excused and created and not any(names_in(part) for one in created for part in one.args):
+                return (
+                    f"line {loop.lineno}: each pass of this loop would continue the training of the pass before. Give "
+                    f'each its own root: Checkpointer(f"{{root}}/{{{min(passes)}}}")'
+                )
+        if code.co_name == "<module>":  # What follows runs the script.
+            return None
+        made += _created(function)
+    return None
+
+
+def _created(node: ast.AST) -> list[ast.Call]:
+    return [one for one in ast.walk(node) if isinstance(one, ast.Call) and name_of(one) == "Checkpointer"]
+
+
+def _function(code: CodeType, line: int) -> ast.AST:
+    """Return the function with a line, or the whole module."""
+    tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    found = [one for one in ast.walk(tree) if isinstance(one, ast.FunctionDef) and contains(one, line)]
+    return max(found, key=lambda one: one.lineno, default=tree)
 
 
 def _is_opaque(value: Any) -> bool:

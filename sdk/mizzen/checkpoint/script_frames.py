@@ -35,7 +35,7 @@ class ScriptFrame:
             {one.arg for one in ast.walk(function.args) if isinstance(one, ast.arg)} if function else set[str]()
         )
         """The parameters."""
-        found = [one for one in around if isinstance(one, ast.For | ast.While) and not _repeats(one, restored_at)]
+        found = [one for one in around if isinstance(one, ast.For | ast.While) and not repeats_line(one, restored_at)]
         first = self.body[0].lineno if self.body else 0
         self.loops = sorted((one for one in found if one.lineno >= first), key=lambda one: -one.lineno)
         """The loops that contain the line, the innermost first. A loop that also contains the call of `restore` is left
@@ -136,6 +136,6 @@ def contains(one: ast.stmt | ast.expr, line: int) -> bool:
     return one.lineno <= line <= (one.end_lineno or 0)
 
 
-def _repeats(loop: ast.For | ast.While, line: int) -> bool:
+def repeats_line(loop: ast.For | ast.While, line: int) -> bool:
     """Return whether the body of a loop contains a line."""
     return loop.body[0].lineno <= line <= (loop.end_lineno or 0)

@@ -137,6 +137,17 @@ def _of_array(where: str, array: Any) -> Stored:
     )
 
 
+def axes_in_memory(array: Any) -> list[int] | None:
+    """Return the axes of an array of numpy in the order of its memory; None if it is in C order, or has gaps.
+
+    Kernels round differently for other orders. A transposed array, or the result of a solver, is in Fortran's order.
+    """
+    if array.flags.c_contiguous:
+        return None
+    order = sorted(range(array.ndim), key=lambda axis: -array.strides[axis])
+    return order if array.transpose(order).flags.c_contiguous else None
+
+
 def _of_tensor(where: str, tensor: Any, torch: ModuleType) -> Stored:
     # Fast path for most tensors: a state can have ten thousand of them, and the general path takes ten times as long.
     tag = plain_types(torch).get(tensor.dtype)
@@ -265,8 +276,18 @@ def numpy_type(name: str, part: str) -> Any:
     return numpy.dtype(name)
 
 
-def rebuilt(library: Library, dtype: str, shape: list[int], was: str | None, data: memoryview, part: str) -> Any:
+def rebuilt(
+    library: Library,
+    dtype: str,
+    shape: list[int],
+    was: str | None,
+    data: memoryview,
+    part: str,
+    order: list[int] | None = None,
+) -> Any:
     """Rebuild the array or CPU tensor that `Stored` describes, as a writable view of `data`.
+
+    An array with an `order` of its axes (`axes_in_memory`) is a copy.
 
     Raises:
         CheckpointError: the library is not installed.
@@ -279,7 +300,10 @@ def rebuilt(library: Library, dtype: str, shape: list[int], was: str | None, dat
     module = library_of(library, part)
     if library == "numpy":
         array = module.frombuffer(data, numpy_type(_NAMES[dtype], part).newbyteorder("<"))
-        return array.view(was).reshape(shape[:-1]) if was else array.reshape(shape)
+        array = array.view(was).reshape(shape[:-1]) if was else array.reshape(shape)
+        if order is None:
+            return array
+        return module.ascontiguousarray(array.transpose(order)).transpose(module.argsort(order))
     native = getattr(module, _NAMES[dtype])
     # frombuffer rejects an empty buffer.
     tensor = module.frombuffer(data, dtype=native) if data.nbytes else module.empty(0, dtype=native)

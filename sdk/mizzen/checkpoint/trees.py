@@ -17,7 +17,17 @@ from typing import Any, NamedTuple
 
 from mizzen.checkpoint.errors import CorruptCheckpointError, StateError
 from mizzen.checkpoint.tensorfile import METADATA, Tensors
-from mizzen.checkpoint.tensors import NUMPY_TYPES, Library, Stored, library_of, loaded, numpy_type, rebuilt, stored
+from mizzen.checkpoint.tensors import (
+    NUMPY_TYPES,
+    Library,
+    Stored,
+    axes_in_memory,
+    library_of,
+    loaded,
+    numpy_type,
+    rebuilt,
+    stored,
+)
 from mizzen.objects.store import Chunk
 
 _WIDE_BITS = 1024
@@ -100,7 +110,9 @@ class Flattening:
         where = f"part {self.part!r}" + (f" at {'/'.join(path)}" if path else "")
         if found := stored(where, value):
             name = self._set_aside(found, path, value)
-            return {f"${found.library}": name if found.was is None else [name, found.was]}
+            order = axes_in_memory(value) if found.library == "numpy" else None
+            rest = [found.was] if order is None else [found.was, order]
+            return {f"${found.library}": name if rest == [None] else [name, *rest]}
         return self._other(where, value, path)
 
     def _other(self, where: str, value: Any, path: tuple[str, ...]) -> Any:
@@ -275,9 +287,9 @@ class _Restoring:
             case "$bytes":
                 return self._once(content, lambda: bytes(self.tensors[content][2]))
             case "$numpy" | "$torch":
-                name, was = (content, None) if isinstance(content, str) else content
+                name, was, *order = (content, None) if isinstance(content, str) else content
                 dtype, shape, data = self.tensors[name]
-                return self._once(name, lambda: rebuilt(_LIBRARIES[tag], dtype, shape, was, data, self.part))
+                return self._once(name, lambda: rebuilt(_LIBRARIES[tag], dtype, shape, was, data, self.part, *order))
         raise CorruptCheckpointError(f"the tree has the tag {tag!r}, which needs a newer version of mizzen")
 
     def _once(self, name: str, make: Callable[[], Any]) -> Any:

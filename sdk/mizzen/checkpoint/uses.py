@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from mizzen.checkpoint.carried import MUTATING, name_of, names_in, root_of, variable
+from mizzen.checkpoint.carried import MUTATING, name_of, names_in, root_of, taken_by, variable
 from mizzen.checkpoint.restored_names import RANGES, SELF, is_own
 
 _SHOWING = {
@@ -94,7 +94,9 @@ class Uses:
             if isinstance(one, ast.For) and one.lineno > after and (found := self._mentioned(one.iter)):
                 if name_of(one.iter) in RANGES and not all(map(self._shows, one.body)):
                     return found
-                self._derive(names_in(one.target, ast.Store), found)
+                for target, taken in taken_by(one):
+                    if part := self._mentioned(taken):
+                        self._derive(names_in(target, ast.Store), part)
             handlers = [part for handler in getattr(one, "handlers", ()) for part in handler.body]
             ends = [*getattr(one, "orelse", ()), *getattr(one, "finalbody", ())]
             return self.first(one.body, after) or self._perhaps(handlers, after) or self.first(ends, after)

@@ -40,7 +40,7 @@ def held(state: TrainerState) -> dict[str, Any]:
 
 def loss_since_log(state: TrainerState) -> dict[str, Any]:
     """Return the sum of the losses since the Trainer's last log entry, with its step; {} before transformers 5."""
-    found = trainer_of(state)
+    found: Any = trainer_of(state)
     if not hasattr(found, "_tr_loss"):
         return {}
     return {"sum": found._tr_loss.detach().clone(), "step": found._globalstep_last_logged}
@@ -48,7 +48,7 @@ def loss_since_log(state: TrainerState) -> dict[str, Any]:
 
 def set_loss_since_log(state: TrainerState, saved: dict[str, Any]) -> None:
     """Set what `loss_since_log` has returned. The loss of this call of `train` remains that of its own steps."""
-    found = trainer_of(state)
+    found: Any = trainer_of(state)
     if saved and hasattr(found, "_tr_loss"):
         found._tr_loss += saved["sum"].to(found._tr_loss.device)
         found._total_loss_scalar -= saved["sum"].item()
