@@ -244,7 +244,7 @@ step = checkpointer.restore()
 for epoch in range(loader.epoch, 3):
     loss, step = epoch_of(step)
     plateau.step(loss)""",
-        r'checkpointer.progress\["loss"\]',
+        r'checkpointer.progress\["total"\]',
     ),
     "patience": (
         "best, bad = float('inf'), 0\n"

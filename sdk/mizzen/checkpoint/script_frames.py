@@ -69,7 +69,8 @@ class ScriptFrame:
         local = [one for one in statements(self.body) if name in {part.id for part in _assigned(one)}]
         every = local or [one for one in statements(self.tree.body) if name in {part.id for part in _assigned(one)}]
         before = [one for one in every if one.lineno < loop.lineno]
-        if local and before and before[-1].lineno < self._restored_at:
+        # An iterator of a tracked loader may be older than the restore, because it begins at its first item.
+        if local and before and before[-1].lineno < self._restored_at and not hasattr(self.names[name], "__next__"):
             return False
         values = [one.value for one in before if isinstance(one, ast.Assign | ast.AnnAssign) and one.value]
         return len(values) < len(before) or not before or any(map(self.is_known, values))
