@@ -1,7 +1,8 @@
 """How the trainings of Lightning and transformers begin: each with its own root, and from the loaded checkpoint."""
 
+import gc
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +62,14 @@ RESUMING = {"lightning": "ckpt_path", "transformers": "resume_from_checkpoint"}
 
 
 @pytest.fixture(params=KINDS)
-def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def library(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """One of the libraries, with the settings of a task of mizzen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MIZZEN_CHECKPOINT_URI", "ckpt")
     monkeypatch.setenv("MIZZEN_CHECKPOINT_INTERVAL_S", "0")
     ENDED.clear()
-    return str(request.param)
+    yield str(request.param)
+    gc.collect()  # Otherwise iterators of these trainings would be found by the next one.
 
 
 def told(action: Callable[[], object]) -> list[str]:

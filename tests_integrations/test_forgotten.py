@@ -132,6 +132,14 @@ def test_it_is_exact_and_not_warned_of(name: str, tmp_path: Path, monkeypatch: p
     test_repeats.test_it_is_exact_and_not_warned_of(name, tmp_path, monkeypatch)
 
 
+def test_a_process_may_run_several_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Private attributes of an optimizer are those that the present script names, not those of an earlier one."""
+    run(EPOCHS + f"for batch in loader: {STEP}", tmp_path / "earlier", 0, monkeypatch)
+    body = EPOCHS + "for x, y in loader:\n        train(x * optimizer._scale, y); optimizer._scale *= 0.9; step += 1; "
+    monkeypatch.setitem(test_repeats.EXACT, "private", f"optimizer._scale = 1.0\n{body}checkpointer.step(step)")
+    test_repeats.test_it_is_exact_and_not_warned_of("private", tmp_path, monkeypatch)
+
+
 @pytest.mark.parametrize("name", ADVICE)
 def test_what_a_restart_would_not_continue_is_told(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The warning comes once, before the first save, and names the line that repairs it."""

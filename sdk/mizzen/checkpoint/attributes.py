@@ -36,6 +36,7 @@ from mizzen.checkpoint.descriptions import Description, Known, Making, PartialEr
 from mizzen.checkpoint.errors import CheckpointWarning
 from mizzen.checkpoint.known_modules import KnownModules, Named, is_module, modes_of, named_modules, saved_tensors
 from mizzen.checkpoint.marks import Large, Unchanging, is_atom, marked
+from mizzen.checkpoint.own_names import look_again
 from mizzen.checkpoint.refill import Refill, has_other_order
 from mizzen.checkpoint.storable import Found, devices, moved, storable
 from mizzen.checkpoint.tensors import loaded
@@ -86,6 +87,7 @@ class ChangedAttributes:
 
     def begin(self, objects: Mapping[str, Any]) -> None:
         """Remember the attributes of `objects`, by the names of their parts, as the script has made them."""
+        look_again()
         self._objects = dict(objects)
         self._before, self._known, self._start, self._lost, self._has_looked = {}, {}, Known(), {}, False
         self._saved = None

@@ -85,4 +85,10 @@ def _codes(values: Iterable[Any]) -> Iterator[tuple[CodeType, dict[str, Any]]]:
 
 # With the types of plain functions: mypy takes a class of any kind for unhashable.
 is_of_script: Callable[[type], bool] = cache(_is_of_script)
-hides: Callable[[type], Callable[[str], bool] | None] = cache(_hides)
+_known = cache(_hides)
+hides: Callable[[type], Callable[[str], bool] | None] = _known
+
+
+def look_again() -> None:
+    """Forget which attributes are hidden: a process, such as that of a notebook, may run several scripts."""
+    _known.cache_clear()
