@@ -1,4 +1,4 @@
-"""What loops carry in objects that nobody tracks: averages, targets, optimizers of objects, functions with a state."""
+"""Untracked objects that a training loop changes, such as averages of weights: told before the first save."""
 
 import re
 from pathlib import Path
@@ -133,7 +133,7 @@ def test_it_is_exact_and_not_warned_of(name: str, tmp_path: Path, monkeypatch: p
 
 
 def test_a_process_may_run_several_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Private attributes of an optimizer are those that the present script names, not those of an earlier one."""
+    """A second script keeps its own private attributes of an optimizer, although the first script had none."""
     run(EPOCHS + f"for batch in loader: {STEP}", tmp_path / "earlier", 0, monkeypatch)
     body = EPOCHS + "for x, y in loader:\n        train(x * optimizer._scale, y); optimizer._scale *= 0.9; step += 1; "
     monkeypatch.setitem(test_repeats.EXACT, "private", f"optimizer._scale = 1.0\n{body}checkpointer.step(step)")

@@ -10,6 +10,13 @@ import pytest
 from mizzen.checkpoint import CheckpointWarning, Tracked
 
 
+class Basis:
+    """Has an array as an attribute."""
+
+    def __init__(self) -> None:
+        self.array = np.zeros((3, 2))
+
+
 def restored(table: Any, content: Any) -> None:
     """Restores a tracked dict to a content."""
     state = Tracked({"table": content}).capture(1)
@@ -86,3 +93,13 @@ def test_an_array_in_another_order_of_memory() -> None:
         restored(table, content)
     assert table["free"].strides == content["free"].strides and (table["free"] == content["free"]).all()
     assert table["held"] is held and (held == content["held"]).all()
+
+
+def test_an_attribute_in_another_order_of_memory() -> None:
+    """It gets the order of the array by which the training has replaced the first one."""
+    trained, fresh = Basis(), Basis()
+    tracked = Tracked({"basis": trained})
+    tracked.begin()
+    trained.array = np.arange(6.0).reshape(2, 3).T
+    Tracked({"basis": fresh}).restore(tracked.capture(1))
+    assert fresh.array.strides == trained.array.strides and (fresh.array == trained.array).all()

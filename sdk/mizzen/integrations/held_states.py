@@ -1,6 +1,6 @@
 """Optimizers, schedules and scalers that a script keeps in attributes of its module, Trainer or callbacks.
 
-The checkpoint of a framework has only those that were given to the framework.
+A framework saves only those that the script has given to it.
 """
 
 from collections.abc import Iterable, Mapping

@@ -41,12 +41,12 @@ from mizzen.integrations.held_states import HELD, load_states, states_of
 from mizzen.integrations.lightning_state import (
     LOADER,
     add_sums,
-    has_state,
     held,
     loaders,
     logged,
     prune_again,
     pruned,
+    saves_state,
     set_tuned,
     tuned,
     with_attributes,
@@ -146,7 +146,7 @@ def _begin_resumed_epoch(trainer: Trainer, saved: Path | None) -> None:
     generators = rng.capture_shared()
     module._current_fx_name = "on_train_epoch_start"
     for callback in trainer.callbacks:
-        if not has_state(callback) and not isinstance(callback, ResilientCallback):
+        if not saves_state(callback) and not isinstance(callback, ResilientCallback):
             callback.on_train_epoch_start(trainer, module)
     module.on_train_epoch_start()
     module._current_fx_name = None

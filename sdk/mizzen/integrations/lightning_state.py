@@ -74,7 +74,7 @@ def set_tuned(trainer: Any, values: Mapping[str, Any]) -> None:
         lightning_setattr(trainer.lightning_module, name, value)
 
 
-def has_state(one: Callback | LightningDataModule) -> bool:
+def saves_state(one: Callback | LightningDataModule) -> bool:
     """Return whether Lightning saves a state of a callback or data module."""
     kind, plain = type(one), LightningDataModule if isinstance(one, LightningDataModule) else Callback
     return any(getattr(kind, name, None) != getattr(plain, name, None) for name in ("state_dict", "on_save_checkpoint"))
@@ -83,7 +83,7 @@ def has_state(one: Callback | LightningDataModule) -> bool:
 def with_attributes(trainer: Trainer) -> dict[str, Any]:
     """Return the objects whose plain attributes are saved: also callbacks and a data module of the script."""
     data = trainer.datamodule
-    others = by_kind(one for one in (*trainer.callbacks, data) if is_of_script(type(one)) and not has_state(one))
+    others = by_kind(one for one in (*trainer.callbacks, data) if is_of_script(type(one)) and not saves_state(one))
     taking = {f"{LOADER}{number}": one for number, one in enumerate(loaders(trainer))}
     optimizers = {f"optimizer-{number}": one for number, one in enumerate(trainer.optimizers)}
     # The data module is the last one: its datasets are those of the loaders.
@@ -123,7 +123,7 @@ def prune_again(trainer: Trainer, saved: Mapping[str, Any]) -> None:
         path, _, name = where.rpartition(".")
         one = trainer.lightning_module.get_submodule(path)
         if not hasattr(one, f"{name}_mask"):
-            custom_from_mask(one, name, content["mask"])
+            custom_from_mask(one, name, content["mask"].to(getattr(one, name).device))
         orig, mask = getattr(one, f"{name}_orig"), getattr(one, f"{name}_mask")
         with torch.no_grad():
             orig.copy_(content["orig"])
