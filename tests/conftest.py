@@ -26,7 +26,11 @@ from tests.running import (
     pytest_collection_modifyitems,
     pytest_configure,
     pytest_report_header,
+    pytest_runtest_logreport,
     pytest_runtest_teardown,
+    pytest_sessionfinish,
+    pytest_timeout_cancel_timer,
+    pytest_timeout_set_timer,
     pytest_xdist_make_scheduler,
 )
 
@@ -34,7 +38,11 @@ __all__ = [
     "pytest_collection_modifyitems",
     "pytest_configure",
     "pytest_report_header",
+    "pytest_runtest_logreport",
     "pytest_runtest_teardown",
+    "pytest_sessionfinish",
+    "pytest_timeout_cancel_timer",
+    "pytest_timeout_set_timer",
     "pytest_xdist_make_scheduler",
 ]
 

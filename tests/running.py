@@ -1,4 +1,4 @@
-"""How the suite runs: which tests are chosen, their order and workers, and what happens if a teardown hangs.
+"""How the suite runs: the choice of tests, their order and workers, and what happens if a test or its teardown hangs.
 
 `tests.conftest` imports these hooks. This module imports nothing of mizzen, so that it loads quickly.
 """
@@ -47,6 +47,22 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Stacks:
     return Stacks(config, log)
 
 
+_crashed: set[str] = set()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Remembers tests during which a worker crashed: xdist repeats them, and they may pass then."""
+    if report.when == "???":
+        _crashed.add(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Records these tests as failed, so that `make test-failed` runs them: pytest records how they ended last."""
+    if _crashed and (cache := session.config.cache) is not None:
+        cache.set("cache/lastfailed", cache.get("cache/lastfailed", {}) | dict.fromkeys(_crashed, True))
+
+
 _TEARDOWN_S = 120
 _STDERR = pytest.StashKey[int]()
 
@@ -55,6 +71,17 @@ def pytest_configure(config: pytest.Config) -> None:
     """Keeps a descriptor of the terminal: pytest redirects that of stderr while a test runs."""
     with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
         config.stash[_STDERR] = os.dup(2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> None:
+    """Prints the tracebacks of all threads shortly before pytest-timeout ends a worker: its own would be lost."""
+    faulthandler.dump_traceback_later(settings.timeout * 0.98, file=item.config.stash[_STDERR])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_timeout_cancel_timer() -> None:
+    faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.hookimpl(wrapper=True)

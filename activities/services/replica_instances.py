@@ -2,7 +2,7 @@
 
 The machines of a service in one zone, of one kind and type, are one cluster, and the auction may place a replica on any
 of them. So a replica may run on a machine that was launched for another one, which then gets the machine that was
-launched for the first. The machines are alike.
+launched for the first, even if that one was refused. The machines are alike.
 """
 
 from sqlalchemy import select
@@ -23,8 +23,8 @@ def pair_instances(session: Session, service: str) -> None:
                 continue  # An instance that is to end stays with its replica: the other one would not be ended.
             own = session.scalars(
                 select(InstanceRow)
-                .where(InstanceRow.workload == workload, InstanceRow.gone_at.is_(None))
-                .order_by(InstanceRow.id)
+                .where(InstanceRow.workload == workload)
+                .order_by(InstanceRow.gone_at.is_not(None), InstanceRow.id)
             ).all()
             spare = next((other for other in own if other not in instances), None)
             if spare is None:

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import func, select, text
 from sqlalchemy.orm import Session
 
+from activities.services.replica_instances import pair_instances
 from domain.capacity import CapacityKind
 from domain.phases import QUEUED_PHASES, TERMINAL_PHASES, Phase
 from domain.reasons import ReasonCode
@@ -186,7 +187,9 @@ def replicas_by_zone(session: Session, service: str, besides: int | None) -> dic
 def read_replicas(session: Session, service: str, placement_s: float) -> list[LiveReplica]:
     """Returns the replicas of a service that have not ended, according to their rows, by number.
 
-    Locks their rows, so that their readiness does not change before the end of the transaction.
+    Locks their rows, so that their readiness does not change before the end of the transaction. Instances are paired
+    with replicas after the phases are read: a replica that is placed meanwhile counts as queued, with the instances on
+    which it runs.
 
     Args:
         session: the session.
@@ -200,6 +203,7 @@ def read_replicas(session: Session, service: str, placement_s: float) -> list[Li
         .order_by(ServiceReplica.number)
         .with_for_update(of=ServiceReplica)
     ).all()
+    pair_instances(session, service)
     workloads = [row.workload for row, _, _ in rows]
     held = session.execute(
         select(Allocation.workload, Machine.notice, Machine.gpu_type, _GPUS)

@@ -19,7 +19,6 @@ from activities.services.replica_ends import (
     end_workload,
     release,
 )
-from activities.services.replica_instances import pair_instances
 from activities.services.replica_launch import LaunchMarket, launch, set_base
 from activities.services.replica_rows import (
     LiveReplica,
@@ -171,7 +170,6 @@ class _Step:
 
     def _replicas(self) -> tuple[dict[int, LiveReplica], list[Loss]]:
         """Returns the replicas that have not ended, and the losses. Closes the replicas that have ended."""
-        pair_instances(self._session, self._row.id)
         live: dict[int, LiveReplica] = {}
         losses: list[Loss] = []
         for one in read_replicas(self._session, self._row.id, self._settings.services.placement_s):

@@ -61,6 +61,47 @@ def test_a_teardown_that_hangs_does_not_stop_the_run(tmp_path: Path, checkout: P
     assert "worker 'gw" in done.stdout and "hangs_once" in done.stderr
 
 
+STUCK = """
+import pathlib
+import time
+
+
+def test_is_stuck_once():
+    mark = pathlib.Path("stuck")
+    if not mark.exists():
+        mark.touch()
+        time.sleep(600)
+
+
+def test_last(): pass
+"""
+
+
+def test_a_test_that_is_stuck_has_failed(tmp_path: Path, checkout: Path) -> None:
+    """Its tracebacks are printed, and it counts as failed, also if it passes when xdist repeats it."""
+    (tmp_path / "conftest.py").write_text("from tests.running import *")
+    (tmp_path / "test_stuck.py").write_text(STUCK)
+    (tmp_path / "test_other.py").write_text("def test_quick(): pass")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 2\ntimeout_method = thread")
+    plugins = ["-p", "xdist", "-p", "pytest_timeout"]
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [sys.executable, "-m", "pytest", *plugins, *arguments],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(checkout), "PATH": "/usr/bin:/bin", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            capture_output=True,
+            text=True,
+            timeout=90,
+            check=False,
+        )
+
+    first = run("-n", "2", "--dist", "loadfile", "--no-loadscope-reorder")
+    assert first.returncode == 1 and "test_is_stuck_once" in first.stderr, first.stdout
+    again = run("--last-failed", "--last-failed-no-failures", "none")
+    assert again.returncode == 0 and "1 passed" in again.stdout, again.stdout
+
+
 ROTATES = """
 import pytest
 

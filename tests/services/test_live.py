@@ -1,6 +1,7 @@
 """Services on spot and on-demand machines: real workflows, ledger and scheduler, simulated machines."""
 
 import asyncio
+import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from math import inf
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select, text
 
+from capacity.provider import LaunchRefused, LaunchRequest, Refusal
 from domain import ids
 from domain.lifecycle.instances import InstancePhase
 from domain.protocol.machines import TaskExit
@@ -18,7 +20,7 @@ from infra.db.capacity import InstanceRow
 from infra.db.endpoints import Endpoint
 from infra.db.logs import Event
 from infra.db.models import Workload
-from infra.db.services import BalancerReport
+from infra.db.services import BalancerReport, ServiceRow
 from tests.activities.temporal import until
 from tests.services.live import SHARED, Live, service
 from tests.services.recording import Recording
@@ -124,10 +126,10 @@ async def test_what_was_granted_partly_is_kept(live: Live, monkeypatch: pytest.M
     live.capacity(1)
     live.up(service(placer="spothedge+", num_overprovision=0, min_replicas=3, max_replicas=3))
     zones = {"za", "zb", "zc"}
-    await until(lambda: zones <= set(_zones(live.endpoints())), "a spot replica is ready in each zone", 300.0)
+    await until(lambda: zones <= set(_zones(live.endpoints())), "a spot replica is ready in each zone", 80.0)
     spot = [one for one in live.replicas() if one.kind == "spot" and one.ended_at is not None]
     assert "scaled_down" not in {one.cause for one in spot}
-    await until(lambda: len(recorded.seen) > 10, "enough decisions to compare", 300.0)
+    await until(lambda: len(recorded.seen) > 10, "enough decisions to compare", 60.0)
     assert recorded.agrees()
 
 
@@ -207,6 +209,43 @@ async def test_a_replica_keeps_the_machine_on_which_it_runs(live: Live) -> None:
     assert live.replicas()[other.replica].ended_at is None
     (mine,) = [row for row in live.site.rows() if row.machine == taken]
     await until(lambda: mine.id in {row.id for row in live.site.rows(InstancePhase.GONE)}, "its machine is gone")
+
+
+async def test_a_replica_whose_machine_is_refused_keeps_the_machine_on_which_it_runs(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The auction may place it on the machine of another replica before the service sees the refusal. Then the other
+    replica, which is not placed, ends as refused.
+
+    The test holds the lock of the service until the replica is placed, so that the service decides afterwards.
+    """
+    launch, is_locked = live.site.provider.launch, threading.Event()
+
+    def refuse_first(request: LaunchRequest) -> str:
+        assert is_locked.wait(60.0)
+        with live.world.session() as session:
+            owner = session.get_one(InstanceRow, request.instance).workload
+        if owner == live.replicas()[0].workload:
+            raise LaunchRefused(Refusal.CAPACITY, "no such machine now")
+        return launch(request)
+
+    monkeypatch.setattr(live.site.provider, "launch", refuse_first)
+    spec = service(num_overprovision=0, dynamic_ondemand_fallback=False)
+    live.up(spec.model_copy(update={"options": (spec.options[0].model_copy(update={"zone": "za"}),)}))
+    await until(lambda: len(live.replicas()) == 2, "two replicas are launched")
+    first, second = live.replicas()
+    live.capacity(1)
+    with live.world.session() as session:
+        session.get_one(ServiceRow, live.service, with_for_update=True)
+        is_locked.set()
+        await until(lambda: live.world.holdings(first.workload), "the first replica is placed")
+        gone = InstancePhase.GONE
+        await until(lambda: [r.workload for r in live.site.rows(gone)] == [first.workload], "its machine is refused")
+        assert live.world.holdings(second.workload) == {}
+    await until(lambda: live.replicas()[1].ended_at is not None, "the second replica has ended")
+    (one,) = await live.ready(1)
+    assert (live.replicas()[1].cause, one.replica, live.replicas()[0].leaving_at) == ("refused", 0, None)
+    assert len(live.site.natives()) == 1
 
 
 @pytest.mark.long
