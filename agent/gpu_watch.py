@@ -151,9 +151,9 @@ class GpuWatch:
         while True:
             if await asyncio.to_thread(self._look, xids, counts=looks % _COUNT_EVERY == 0):
                 self.changed.set()
-            if self._unfreed:
-                left = await asyncio.to_thread(self._left, dict(self._unfreed))
-                freed = [slot for slot in self._unfreed if slot not in left]
+            if held := dict(self._unfreed):  # Others may be added during the check.
+                left = await asyncio.to_thread(self._left, held)
+                freed = [slot for slot in held if slot not in left]
                 for slot in freed:
                     _log.warning("the memory of GPU %d is free again", slot)
                     del self._unfreed[slot]

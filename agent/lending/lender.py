@@ -69,8 +69,8 @@ class Lender:
         self._clock = clock
         self._traffic = traffic
         self.polls = Polls()
-        self._stops_s: dict[str, float] = {}
-        """When to notify the tasks of attempts that must stop and are not notified yet, in epoch seconds."""
+        self._stops_s: dict[str, tuple[float, float]] = {}
+        """When attempts that are not notified yet must have ended, and when to notify them, in epoch seconds."""
         self._shaped = False
         self._counted_s = self._stored_s = time.monotonic()
         self._outcomes: Mapping[str, IntEnum | None] = {}
@@ -312,7 +312,7 @@ class Lender:
             words = "the owner takes the machine back"
             self._notices.owner_takes(NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, lending.machine_at_s, words))
         running = {one.folder.key for one in await asyncio.to_thread(self._stopping.held)}
-        stops_s: dict[str, float] = {}
+        stops_s: dict[str, tuple[float, float]] = {}
         for one in await asyncio.to_thread(self._stopping.unfinished):
             at_s = lending.due_s(one.slots)
             if at_s is None:
@@ -321,19 +321,22 @@ class Lender:
                 words = "the owner takes GPUs back"
                 report = NoticeReport(OWNER, str(Kind.PREEMPT), True, now_s, at_s, words)
                 self._notices.owner_takes(report, one.folder.key)
-            stops_s[one.folder.key] = self._stopping.stop_at_s(one.folder, now_s, at_s)
+            new_s = (at_s, self._stopping.stop_at_s(one.folder, now_s, at_s))
+            before_s = self._stops_s.get(one.folder.key, new_s)
+            # A repeated request leaves less time, but does not take any from the stop.
+            stops_s[one.folder.key] = before_s if before_s[0] == at_s else new_s
         self._stops_s = stops_s
         await self._tell()
 
     async def _tell(self) -> None:
         """Notifies each task once, when its time to stop (`stop_at_s`) is reached."""
         now_s, told = self._clock(), list[tuple[AttemptFolder, float]]()
-        due = {key for key, stop_s in self._stops_s.items() if stop_s <= now_s}
+        due = {key for key, (_, stop_s) in self._stops_s.items() if stop_s <= now_s}
         for one in await asyncio.to_thread(self._stopping.unfinished) if due else ():
             at_s = self.lending.due_s(one.slots)
             if one.folder.key in due and at_s is not None:
                 told.append((one.folder, self._stopping.grace_s(one.folder, max(0.0, at_s - now_s))))
-        self._stops_s = {key: stop_s for key, stop_s in self._stops_s.items() if key not in due}
+        self._stops_s = {key: times_s for key, times_s in self._stops_s.items() if key not in due}
         await self._stopping.notify(told)
 
     async def _until_free(self, gpus: frozenset[int] | None) -> None:
@@ -387,7 +390,8 @@ class Lender:
 
     def _next_end_s(self) -> float:
         """Returns the pause until the next round: until a notice ends, but at most the usual interval."""
-        ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0, *self._stops_s.values()]
+        stops_s = [stop_s for _, stop_s in self._stops_s.values()]
+        ends = [*self.lending.gpus_at_s.values(), self.lending.machine_at_s or 0.0, *stops_s]
         period_s = PERIOD_S if self._shaped else _TICK_S
         now_s = self._clock()
         return max(0.05, min([period_s, *(end - now_s for end in ends if end > now_s)]))

@@ -3,7 +3,8 @@
 import asyncio
 import contextlib
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -125,7 +126,18 @@ async def test_a_gpu_whose_memory_is_not_freed_takes_no_work(
 
 
 async def test_stopped_tasks_that_leave_memory(lab: Lab, fake_gpus: FakeGpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The stop of an attempt waits for the memory, too. Slots of other running tasks are not judged."""
+    """The stop of an attempt waits for the memory, too. Slots of other running tasks are not judged.
+
+    A slot that is found while the watch looks at the others stays withheld.
+    """
+    left = gpu_watch.GpuWatch._left
+
+    def slowly(slots: Mapping[int, int]) -> dict[int, int]:
+        found = left(slots)
+        time.sleep(0.3)
+        return found
+
+    monkeypatch.setattr(gpu_watch.GpuWatch, "_left", staticmethod(slowly))
     monkeypatch.setattr(gpu_watch, "_FREE_S", 0.3)
     config = lab.config(gpus=2, gpu_type="a100")
     launches = [_with_slots(description(lab.region, config, "sleep 600"), (slot,)) for slot in (0, 1)]
@@ -138,6 +150,8 @@ async def test_stopped_tasks_that_leave_memory(lab: Lab, fake_gpus: FakeGpus, mo
         await lab.stop(launches[0], config.machine, 0.0)
         await _unfreed(lab, config.machine, 0b01)
         await lab.stop(launches[1], config.machine, 0.0)
+        await _unfreed(lab, config.machine, 0b11)
+        await asyncio.sleep(1.0)
         await _unfreed(lab, config.machine, 0b11)
 
 

@@ -11,7 +11,11 @@ import pytest
 
 from agent import tasks
 from agent.config import AgentConfig
+from agent.lending.lender import Lender
+from agent.locks import StartLocks
+from agent.notices import MachineNotices
 from agent.ports import SERVING
+from agent.state import StateFolder
 from agent.tasks import RunFolder, TaskState
 from domain.launch import LaunchDescription
 from domain.protocol.machines import NodeOutcome
@@ -87,3 +91,23 @@ async def test_streams_go_on_after_an_owners_notice(lab: Lab) -> None:
         outcome: NodeOutcome = await pending.result(NodeOutcome)
     assert [(end.exit_code, end.signal) for end in outcome.exits] == [(0, None)]
     assert outcome.notice is not None and outcome.notice.platform == "owner"
+
+
+async def test_a_repeated_reclaim_does_not_delay_the_stop(tmp_path: Path) -> None:
+    """Five seconds before the end a task that serves is told, also if the owner has repeated the request meanwhile."""
+    now_s = [1000.0]
+    config = AgentConfig(
+        machine="r/c/m", region="r", cluster="c", rack="k", cpus_milli=1000, memory_bytes=1 << 30, address="a",
+        ports=(21000, 21099), state_dir=tmp_path / "state", gpus=1, gpu_type="g",
+    )  # fmt: skip
+    state = StateFolder(config.state_dir)
+    launch = description("r", config, "exit", grace_s=30.0, serving={})
+    folder = state.attempt(launch.workload_id, launch.attempt)
+    folder.save_launch(launch.model_dump_json().encode(), f"file://{tmp_path}")
+    lender = Lender(config, state, MachineNotices(None, {}), StartLocks(), clock=lambda: now_s[0])
+    told = folder.run("main", 0).exit
+    await lender.reclaim(None, 100.0)
+    assert told() is None
+    now_s[0] += 96.0
+    await lender.reclaim(None, 100.0)
+    assert told() is not None

@@ -1,10 +1,14 @@
 """Encoding of parts as files: values round-trip, arrays are not copied, and untrusted pickles do not run."""
 
+import importlib
 import json
 import math
 import os
 import pickle
 import struct
+import sys
+import threading
+import time
 from collections import Counter, OrderedDict, deque, namedtuple
 from enum import Enum, IntEnum
 from pathlib import Path
@@ -18,7 +22,7 @@ from hypothesis.extra import numpy as hn
 
 from mizzen.checkpoint import CheckpointError, CorruptCheckpointError, StateError
 from mizzen.checkpoint.parts import Pickled, decode, encode, file_name
-from mizzen.checkpoint.tensors import SMALL_BYTES
+from mizzen.checkpoint.tensors import SMALL_BYTES, loaded
 from tests.sdk.scripts import passes
 
 TYPES = [
@@ -402,3 +406,15 @@ except CheckpointError as error:
 else:
     raise AssertionError("loaded")
 """)
+
+
+def test_a_module_that_another_thread_imports_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A training that begins while a library is imported in the background finds all of its names."""
+    (tmp_path / "imported_slowly.py").write_text("import time\n\ntime.sleep(0.5)\nwhole = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    thread = threading.Thread(target=importlib.import_module, args=["imported_slowly"])
+    thread.start()
+    while "imported_slowly" not in sys.modules:
+        time.sleep(0.01)
+    assert loaded("imported_slowly").whole
+    thread.join()

@@ -165,6 +165,36 @@ def test_a_script_that_cannot_be_started_again_says_so(tmp_path: Path) -> None:
     assert "the script cannot be started once more: it is a notebook, or was typed in or read from standard" in said
 
 
+OVERTAKEN = """
+import os
+import sys
+import time
+
+import mizzen
+
+weights = {"w": 0.0}
+checkpointer = mizzen.Checkpointer(sys.argv[1], interval_s=0, verify=True)
+checkpointer.track(weights=weights)
+step, seen = checkpointer.restore(), 0
+while step < 40:
+    step, seen = step + 1, seen + 1
+    weights["w"] += step + (seen if step == 38 else 0)
+    time.sleep(0 if "MIZZEN_VERIFY" in os.environ else 0.05)
+    checkpointer.step(step)
+"""
+
+
+def test_a_second_run_that_ends_first_is_compared_to_its_end(tmp_path: Path) -> None:
+    """The training takes longer to its last steps, at which both runs differ."""
+    (tmp_path / "train.py").write_text(OVERTAKEN)
+    done = subprocess.run(
+        [sys.executable, str(tmp_path / "train.py"), str(tmp_path / "root")],
+        capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "verify: the script, started once more, differs at step" in done.stderr
+
+
 def test_a_picture_takes_no_longer_than_it_may() -> None:
     """Without time, it has no tensor and one part; it is compared with a whole one by what both have."""
     state = {"model": {"w": np.zeros(9), "rate": 1.0}, "optimizer": {"rate": 1.0}}

@@ -174,12 +174,16 @@ class FirstRun:
             with (folder / PICTURES).open("a+") as lines:
                 lines.seek(0)
                 while result.path is None:
+                    # Asked before the pictures are read and compared, so that none is left out.
                     ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                    ending, last = self._ending.is_set(), self._last
                     if (folder / COPIED).exists():
                         self._held.discard(self._step)
                     self._read(lines, theirs)
                     result = self._judged(result, theirs)
-                    if ended or (self._ending.is_set() and self._last <= max(theirs, default=-1)):
+                    newest = max(theirs, default=-1)
+                    is_compared = last > newest or newest in result.steps
+                    if (ended and (ending or is_compared)) or (ending and last <= newest):
                         break
                     time.sleep(_POLL_S)
         finally:

@@ -8,6 +8,7 @@ A type that safetensors lacks is stored as another type, and the tree records th
 | float8_e8m0fnu, float8_e4m3fnuz, float8_e5m2fnuz | U8, the same bits |
 """
 
+import importlib
 import math
 import sys
 from _pickle import PickleBuffer
@@ -97,8 +98,13 @@ class Stored(NamedTuple):  # Ten thousand of them are created twice as fast as d
 
 
 def loaded(name: str) -> Any:
-    """Return the module `name` if it is imported, else None. If it is not imported, no object of it can exist."""
-    return sys.modules.get(name)
+    """Return the module `name` if it is imported, else None. If it is not imported, no object of it can exist.
+
+    If another thread is importing it, wait for the end of that.
+    """
+    module = sys.modules.get(name)
+    is_partial = getattr(getattr(module, "__spec__", None), "_initializing", False)
+    return importlib.import_module(name) if is_partial else module
 
 
 def stored(where: str, value: Any) -> Stored | None:
