@@ -1,5 +1,6 @@
 """Tests of the resumable sampler and loader: each sample is used once, and a position can be resumed."""
 
+import gc
 import pickle
 import random
 import warnings
@@ -33,6 +34,13 @@ def dataset(size: int = 30) -> TensorDataset:
 
 GOING_ON: list[Any] = []
 """Iterations that were not left: the last one of `batches` with a limit."""
+
+
+@pytest.fixture(autouse=True)
+def all_left() -> Iterator[None]:
+    """Iterations end with their test. Otherwise trainings of later tests would be within them."""
+    yield
+    GOING_ON.clear()
 
 
 def batches(loader: Any, limit: int | None = None) -> list[list[int]]:
@@ -374,6 +382,24 @@ def test_a_position_that_is_lost_is_told_before_the_first_save(kind: str, told: 
         seen = [str(one.message) for one in caught if issubclass(one.category, CheckpointWarning)]
         assert len(seen) == int(bool(told) and within), seen
         assert all(told in message for message in seen)
+
+
+def test_an_iteration_that_nobody_holds_is_not_told(tmp_path: Path) -> None:
+    """An earlier training of the process has left an iteration in a cycle of objects, which is not collected yet."""
+    gc.disable()
+    try:
+        iteration = iter(DataLoader(dataset(), batch_size=4, shuffle=True))
+        next(iteration)
+        iteration.own = iteration  # type: ignore[attr-defined]
+        del iteration
+        checkpointer = Checkpointer(tmp_path, interval_s=0)
+        checkpointer.restore()
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            checkpointer.step(1)
+    finally:
+        gc.enable()
+    assert [str(one.message) for one in caught if issubclass(one.category, CheckpointWarning)] == []
 
 
 def every_batch(loader: Any, checkpointer: Checkpointer) -> None:

@@ -47,6 +47,9 @@ def warn_of_lost_position(
         except Exception:  # Of the script's objects, for example: a warning must not end the training.
             logger(__name__).debug("the script could not be analyzed", exc_info=True)
     message = _lost_iteration(tracked, restored)
+    if message is not None:
+        gc.collect()  # An iterator in a cycle that nobody holds any more, such as one of an earlier training.
+        message = _lost_iteration(tracked, restored)
     if found:
         message = f"a restart of this script would not continue exactly. {'. '.join(found)}"
     if message is not None:
